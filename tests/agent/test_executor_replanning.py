@@ -120,7 +120,11 @@ def test_the_steps_of_the_usual_bench_are_too_few(tmp_path: Path) -> None:
     assert len(bench.show.steps) == STEPS
 
 
-def test_ranks_that_take_the_plan_and_fail_at_once_resume_by_it(tmp_path: Path) -> None:
+def searches(bench: Bench) -> int:
+    return sum(note.startswith("steps have drifted") for note in bench.show.notes)
+
+
+def test_ranks_that_take_the_plan_and_fail_at_once_resume_by_the_former_one(tmp_path: Path) -> None:
     bench = drifted(tmp_path)
     bench.workers.scripts = [Script(before=lambda: sample(bench), end=killed()), Script(before=lambda: sample(bench))]
 
@@ -132,10 +136,44 @@ def test_ranks_that_take_the_plan_and_fail_at_once_resume_by_it(tmp_path: Path) 
     bench.meanwhile = fail
     state = bench.execute()
     assert (state.phase, state.attempt, state.failures) == (Phase.SUCCEEDED, 2, 1)
+    assert bench.run.read_plan() == bench.decider.following
+    assert bench.run.read_profile() == sample_profile()
+    assert searches(bench) == 1, "the second attempt drifts as well, but is not planned again"
+
+
+def test_a_plan_whose_attempt_fails_at_once_is_undone(tmp_path: Path) -> None:
+    """For example if it needs more memory than predicted: the former plan ran."""
+    bench = drifted(tmp_path, "the stages", backoffLimit=1)
+    sampled, first = (lambda: sample(bench)), sample_profile()
+    bench.workers.scripts = [Script(before=sampled), Script(until=0, end=killed()), Script(before=sampled)]
+    state = bench.execute()
+    assert (state.phase, state.attempt, state.failures) == (Phase.SUCCEEDED, 3, 1)
+    assert (bench.run.read_plan(), bench.run.read_profile()) == (bench.decider.following, first)
+    assert bench.show.notes[-1].startswith("the run returns to its former plan, since the other one failed")
+    assert searches(bench) == 1
+
+
+def test_a_plan_that_fails_after_some_steps_is_kept(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages", backoffLimit=1)
+    bench.workers.scripts = [Script(before=lambda: sample(bench)), Script(until=MANY - 50, end=killed()), Script()]
+    state = bench.execute()
+    assert (state.phase, state.attempt, state.failures) == (Phase.SUCCEEDED, 3, 1)
+    assert (bench.run.read_plan(), bench.run.read_profile()) == (OTHER, CORRECTED)
+    assert not bench.run.former_plan.exists()
+
+
+def test_a_user_s_stop_at_once_undoes_nothing(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+
+    def stop() -> None:
+        if "train 2 on 2" in bench.workers.started and not bench.requests.received:
+            bench.requests.received.append(2)
+
+    bench.meanwhile = stop
+    bench.workers.scripts = [Script(before=lambda: sample(bench)), Script(until=0, end=None)]
+    assert bench.execute().phase is Phase.SUSPENDED
     assert bench.run.read_plan() == OTHER
-    assert bench.run.read_profile() == CORRECTED
-    searches = [note for note in bench.show.notes if note.startswith("steps have drifted")]
-    assert len(searches) == 1, "the second attempt is compared with the prediction of its own plan"
+    assert bench.run.former_plan.exists(), "the next attempt is the first one that runs by it"
 
 
 def test_timelines_of_an_earlier_attempt_start_no_search(tmp_path: Path) -> None:

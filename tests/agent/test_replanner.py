@@ -93,7 +93,7 @@ def test_a_drift_that_ends_soon_is_not_searched_for(tmp_path: Path) -> None:
 def test_a_plan_with_other_stages_ends_the_attempt(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "the stages")
     following = scene.steps(LONG, 2.0)
-    assert following == NextPlan(plan=OTHER, profile=CORRECTED)
+    assert following == NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN)
     (request,) = scene.planner.requests
     assert (request.plan, request.profile) == (PLAN, sample_profile())
     assert request.timelines == (TIMELINE,) * MOST_TIMELINES
@@ -114,7 +114,7 @@ def test_a_plan_with_the_same_stages_is_left_for_the_ranks(tmp_path: Path) -> No
     write_json(scene.run.plan, OTHER.to_manifest())
     assert scene.replanner.changed() is None
     scene.run.next_plan.unlink()
-    assert scene.replanner.changed() == NextPlan(plan=OTHER, profile=CORRECTED)
+    assert scene.replanner.changed() == NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN)
     assert scene.replanner.changed() is None
 
 
@@ -199,7 +199,7 @@ def test_a_drift_that_ends_during_the_search_keeps_the_plan(
 
 def test_a_drift_that_lasts_through_the_search_changes_the_plan(tmp_path: Path) -> None:
     scene = searching(Scene(tmp_path, "the stages"))
-    assert scene.steps(4 * WINDOW, 2.0) == NextPlan(plan=OTHER, profile=CORRECTED)
+    assert scene.steps(4 * WINDOW, 2.0) == NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN)
 
 
 def test_without_a_profile_no_timeline_is_read(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_plan_that_cannot_be_written_is_not_taken(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.run.plan.unlink()
     scene.run.plan.mkdir()
-    assert not scene.replanner.take(NextPlan(plan=OTHER, profile=CORRECTED))
+    assert not scene.replanner.take(NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN))
     assert scene.notes[-1].startswith("the run directory keeps its plan, since the other one cannot be written: ")
 
 
@@ -311,7 +311,7 @@ def test_after_an_error_the_next_search_is_made_later(tmp_path: Path) -> None:
     corrupt_profile(scene)
     scene.steps(LONG, 2.0)
     write_json(scene.run.profile, sample_profile().to_manifest())
-    assert scene.steps(3 * LONG, 2.0) == NextPlan(plan=OTHER, profile=CORRECTED)
+    assert scene.steps(3 * LONG, 2.0) == NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN)
 
 
 def test_a_corrupt_plan_after_a_change_is_a_note(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_plan_that_ranks_took_before_they_ended_is_returned(tmp_path: Path, is
     write_json(scene.run.plan, OTHER.to_manifest())
     if is_announced:
         scene.run.next_plan.unlink()
-    assert scene.replanner.end() == NextPlan(plan=OTHER, profile=CORRECTED)
+    assert scene.replanner.end() == NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN)
     assert scene.replanner.end() is None
 
 

@@ -16,7 +16,7 @@ from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, SupervisorRequest
 from penstock.planner.worker.protocol import Answer
 from tests.support.fake_planner import FakePlanner
-from tests.support.fake_workers import FakeWorkers, Script
+from tests.support.fake_workers import FakeWorkers, Script, killed
 from tests.support.sample_run import sample_plan, sample_profile, sample_schedule, sample_timeline
 from tests.support.supervising import Bench
 
@@ -110,6 +110,56 @@ def test_ranks_that_change_their_plan_are_followed(tmp_path: Path) -> None:
     assert (report.state, report.better_plan, report.plan_digest) == (AttemptState.SUCCEEDED, False, OTHER.digest)
     assert any(seen.state is AttemptState.RUNNING and seen.plan_digest == OTHER.digest for seen in bench.seen)
     assert bench.run.read_profile() == CORRECTED
+
+
+def test_a_plan_that_fails_at_once_is_undone(tmp_path: Path) -> None:
+    """The next attempt's supervisor finds the former plan in the run directory, and the service learns its digest."""
+    bench = drifted(tmp_path, "the stages")
+    write_former(bench)
+    bench.plan = OTHER
+    bench.workers.scripts = [Script(until=0, end=killed())]
+    report = bench.supervise()
+    assert (report.state, report.plan_digest) == (AttemptState.FAILED, FAST.digest)
+    assert report.replanning.startswith("the run returns to its former plan")
+    assert (bench.run.read_plan(), bench.run.read_profile()) == (FAST, sample_profile())
+
+
+def test_a_run_that_returned_to_its_plan_is_not_planned_again(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+    write_former(bench)
+    report = bench.supervise()
+    assert (report.state, report.plan_digest, report.replanning) == (AttemptState.SUCCEEDED, "", "")
+
+
+def test_a_short_attempt_that_succeeds_keeps_its_plan(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+    bench.job = bench.job.with_spec(training=dataclasses.replace(bench.job.spec.training, steps=1))
+    write_former(bench)
+    bench.plan = OTHER
+    bench.workers.scripts = [Script()]
+    report = bench.supervise()
+    assert (report.state, report.plan_digest) == (AttemptState.SUCCEEDED, "")
+    assert bench.run.read_plan() == OTHER
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plan": {}, "profile": {}}'])
+def test_a_damaged_former_plan_is_a_note(tmp_path: Path, content: str) -> None:
+    bench = drifted(tmp_path, "the stages")
+    bench.run.former_plan.write_text(content)
+    bench.plan = OTHER
+    bench.workers.scripts = [Script(until=0, end=killed())]
+    report = bench.supervise()
+    assert (report.state, report.plan_digest) == (AttemptState.FAILED, "")
+    assert report.replanning.startswith("the run cannot return to its former plan: ")
+    assert str(bench.run.former_plan) in report.replanning
+    assert bench.run.read_plan() == OTHER
+
+
+def write_former(bench: Bench) -> None:
+    """The state of a run whose plan was replaced by another one, and made no step since."""
+    former = {"plan": FAST.to_manifest(), "profile": sample_profile().to_manifest()}
+    write_json(bench.run.former_plan, former)
+    write_json(bench.run.profile, CORRECTED.to_manifest())
 
 
 def test_without_a_planner_nothing_is_planned_again(tmp_path: Path) -> None:

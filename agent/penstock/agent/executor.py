@@ -236,7 +236,7 @@ class Executor:
     def _take_better_plan(self) -> None:
         """Make the plan for which the attempt has ended the plan of the next one."""
         better, self._better = self._better, None
-        if better is None or self._replanner is None or read_result(self._run).get("outcome") == "succeeded":
+        if better is None or self._replanner is None or self._has_succeeded():
             return
         if self._replanner.take(better):
             self._plan = better.plan
@@ -315,9 +315,16 @@ class Executor:
         """Keep the run: its loop ends before its time to live does, and its directory is the user's."""
 
     def _end_attempt(self) -> None:
+        has_failed = False
         if self._attempt is not None:
+            has_failed = not self._attempt.stop_requested and not self._has_succeeded()
             self._attempt.kill()
         self._attempt = None
         if self._replanner is not None:
             self._take_changed(self._replanner.end())
+            if has_failed:
+                self._plan = self._replanner.go_back() or self._plan
         self._take_better_plan()
+
+    def _has_succeeded(self) -> bool:
+        return read_result(self._run).get("outcome") == "succeeded"

@@ -3,6 +3,10 @@
 The rules are those of `penstock.core.replanning`; the search runs in a process of its own. A plan that the running
 ranks can change to is written to the run directory, where the first rank finds it. Any other plan is returned, and the
 caller ends the attempt for it, after a checkpoint.
+
+A plan may fail where the former one ran, for example for lack of memory. So the former one stays in the run directory
+until ranks have made some steps by the other one. If they end before that, the run returns to it, and is not planned
+again.
 """
 
 from __future__ import annotations
@@ -36,10 +40,11 @@ step. The end of an attempt with its checkpoint is assumed to take as long as a 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextPlan:
-    """A plan to continue by, and the profile that it was made for."""
+    """A plan to continue by, the profile that it was made for, and the plan before it."""
 
     plan: Plan
     profile: Profile
+    former: Plan
 
 
 class Replanner:
@@ -63,6 +68,7 @@ class Replanner:
         self._num_searches = num_searches
         self._plan: Plan | None = None
         self._written: NextPlan | None = None
+        self._has_returned = False
         self._searched_drift: float | None = None
         self._begun_at = 0.0
         self._start_seconds: float | None = None
@@ -81,6 +87,11 @@ class Replanner:
         self.end()
         self._plan, self._begun_at, self._start_seconds = plan, self._clock(), None
         self._earlier_timelines = {path: path.stat().st_mtime_ns for path in self._run.timelines.glob("step-*.json")}
+        try:
+            former = self._former()
+            self._has_returned = former is not None and former[0].digest == plan.digest
+        except UserError as error:
+            self._note(f"a failure of this plan would not be undone, since the former one cannot be read: {error}")
 
     def end(self) -> NextPlan | None:
         """Forget the steps of ranks that have ended, and cancel a search.
@@ -100,6 +111,8 @@ class Replanner:
         if self._start_seconds is None:
             self._start_seconds = self._clock() - self._begun_at
         self._num_steps, self._step = self._num_steps + 1, metrics.step
+        if self._num_steps == WARM_UP_STEPS and not self._has_returned:
+            self._run.former_plan.unlink(missing_ok=True)
         prediction = self._plan.prediction if self._plan else None
         if self._num_steps <= WARM_UP_STEPS or prediction is None:
             return
@@ -114,7 +127,7 @@ class Replanner:
         """Start a search that is due, or read the answer of the running one. Return a plan for which the attempt has to
         end, if any.
         """
-        if self._plan is None or self._written is not None:
+        if self._plan is None or self._written is not None or self._has_returned:
             return None
         try:
             if self._planner.busy(KEY):
@@ -146,12 +159,34 @@ class Replanner:
     def take(self, following: NextPlan) -> bool:
         """Make it the plan of the run directory, with its profile; return whether that was possible."""
         try:
+            self._run.write_former_plan(following.former, self._run.read_profile())
             write_json(self._run.profile, following.profile.to_manifest())
             write_json(self._run.plan, following.plan.to_manifest())
-        except OSError as error:
+        except (UserError, OSError) as error:
             self._note(f"the run directory keeps its plan, since the other one cannot be written: {error}")
             return False
         return True
+
+    def go_back(self) -> Plan | None:
+        """Return to the former plan after a failure, if ranks have made fewer than `WARM_UP_STEPS` steps by the present
+        one, and return it. The run is not planned again then.
+        """
+        try:
+            former = self._former()
+            if former is None or former[0].digest == self._run.read_plan().digest:
+                return None
+            plan, profile = former
+            write_json(self._run.profile, profile.to_manifest())
+            write_json(self._run.plan, plan.to_manifest())
+        except (UserError, OSError) as error:
+            self._note(f"the run cannot return to its former plan: {error}")
+            return None
+        self._note("the run returns to its former plan, since the other one failed, and is not planned again")
+        return plan
+
+    def _former(self) -> tuple[Plan, Profile] | None:
+        """The former plan and its profile, if there are any; raises `UserError` if they cannot be read."""
+        return self._run.read_former_plan() if self._run.former_plan.exists() else None
 
     def _is_due(self) -> bool:
         patience = PATIENCE_SECONDS * 2 ** min(self._num_searches, MOST_DOUBLINGS)
@@ -196,8 +231,9 @@ class Replanner:
         if choice.option is None:
             self._note(f"the run keeps its plan: {choice.reason}")
             return None
+        assert self._plan is not None, "only a plan that runs is compared"
         self._note(f"the run continues with another plan: {choice.reason}")
-        following = NextPlan(plan=choice.option.plan, profile=replanning.profile)
+        following = NextPlan(plan=choice.option.plan, profile=replanning.profile, former=self._plan)
         if choice.option.restart_reasons:
             return following
         self._written = following  # set before the write, so that `changed` resets it if the write fails

@@ -167,7 +167,7 @@ class Supervisor:
             )
         finally:
             self._attempt.kill()
-            self._end_replanning()
+            self._end_replanning(has_succeeded=self._report.state is AttemptState.SUCCEEDED)
         return self._report
 
     def _prepare(self) -> None:
@@ -254,11 +254,16 @@ class Supervisor:
             self._replanner.take(changed)
             self._plan_digest = changed.plan.digest
 
-    def _end_replanning(self, *, has_succeeded: bool = False) -> None:
-        """End a search, and leave the plan for which the attempt has ended to the next one."""
+    def _end_replanning(self, *, has_succeeded: bool) -> None:
+        """End a search, and leave the plan for which the attempt has ended to the next one, or the former plan if the
+        present one has just failed.
+        """
         if self._replanner is None:
             return
         self._follow_ranks(self._replanner.end())
+        former = None if has_succeeded or self._attempt.stop_requested else self._replanner.go_back()
+        if former is not None:
+            self._plan_digest = former.digest
         better, self._better = self._better, None
         if better is not None and not has_succeeded and self._replanner.take(better):
             self._plan_digest = better.plan.digest
