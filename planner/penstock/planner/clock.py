@@ -22,8 +22,9 @@ def new_clock(num_cells: int, first: npt.NDArray[np.bool_]) -> Clock:
     clock = np.full(2 << bits, 1 << 62, dtype=np.int64)
     clock[1 << bits : (1 << bits) + num_cells][first] = np.flatnonzero(first)
     clock[0] = bits
-    for node in range((1 << bits) - 1, 0, -1):
-        clock[node] = min(clock[2 * node], clock[2 * node + 1])
+    for level in reversed(range(bits)):
+        children = clock[2 << level : 4 << level]
+        clock[1 << level : 2 << level] = np.minimum(children[::2], children[1::2])
     return clock
 
 
@@ -57,9 +58,12 @@ def time_of(clock: Clock, cell: int) -> int:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def set_time(clock: Clock, cell: int, time: int) -> None:
-    """Set the next time of ``cell``."""
+    """Set the next time of ``cell``. Minima above a node that stays the same also stay the same."""
     node = cell + len(clock) // 2
-    clock[node] = time << clock[0] | cell
-    while node > 1:
+    least = time << clock[0] | cell
+    while clock[node] != least:
+        clock[node] = least
+        if node == 1:
+            break
+        least = min(least, clock[node ^ 1])
         node >>= 1
-        clock[node] = min(clock[2 * node], clock[2 * node + 1])

@@ -408,12 +408,17 @@ class Cut:
         """The first few units from which the stage takes at most ``most_ns`` on a device of slowness 1; most are known
         without a search.
         """
-        least, greedy = self.times_of(stage, stop)
-        possible = stage + (least <= most_ns).nonzero()[0]
-        if (greedy[possible[:SHORTER] - stage] <= most_ns).all():
-            return [int(first) for first in possible[:SHORTER]]
+        times, places = self.times_of(stage, stop), self._places
+        num_places = kernel.first_places(times, most_ns, places)
+        if num_places >= 0:
+            return [stage + place for place in places[:num_places].tolist()]
+        possible = stage + (times[kernel.LEAST] <= most_ns).nonzero()[0]
         fits = (first for first in possible.tolist() if self.stage_ns(stage, first, stop) <= most_ns)
         return list(itertools.islice(fits, SHORTER))
+
+    @functools.cached_property
+    def _places(self) -> Integers:
+        return np.empty(SHORTER, dtype=np.int64)
 
 
 def _running(values: Integers) -> Integers:

@@ -8,6 +8,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from penstock.planner.compiled import compiled
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -72,3 +74,20 @@ def _greedy_ns(savings: Ints, by_time: Ints, own: Ints, needed: float, chosen: I
         missing += spared * savings[number, BYTES]
         total += (chosen[number] - spared) * savings[number, RECOMPUTE_NS]
     return total
+
+
+@compiled
+def first_places(times: Floats, most_ns: float, places: Ints) -> int:
+    """Fill ``places`` with the first ones whose lower bounds are at most ``most_ns``, and return how many there are; -1
+    if the greedy choice of one takes longer.
+    """
+    count = 0
+    for place in range(times.shape[1]):
+        if times[LEAST, place] <= most_ns:
+            if times[GREEDY, place] > most_ns:
+                return -1
+            places[count] = place
+            count += 1
+            if count == len(places):
+                break
+    return count

@@ -63,9 +63,9 @@ class ScheduleInputs:
             raise UserError(what=f"{len(self.caps)} values for {self.num_ranks} ranks", where="caps")
 
     def _check_table(self, name: str, table: StageTable) -> None:
-        if table and (len(table) != self.num_stages or any(len(row) != self.num_slices for row in table)):
+        if table and (len(table) != self.num_stages or set(map(len, table)) != {self.num_slices}):
             raise UserError(what=f"is not a table of {self.num_stages} stages by {self.num_slices} slices", where=name)
-        if name.endswith("_ns") and any(min(row) < 0 for row in table):
+        if name.endswith("_ns") and min(map(min, table), default=0) < 0:
             raise UserError(what="holds a negative time", where=name, remedy="times are nanoseconds from 0")
 
     @property

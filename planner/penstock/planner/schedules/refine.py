@@ -65,14 +65,19 @@ Run = tuple[int, Word, Ints]
 """The length of a step, its word, and the start of every action."""
 
 
-def refine(pipeline: Pipeline, word: Word, caps: Ints, patience: int, num_rounds: int = 1) -> Run:
-    """The shortest step that the passes find within ``caps``; ``word`` itself has to stay within them."""
+def refine(
+    pipeline: Pipeline, word: Word, caps: Ints, patience: int, num_rounds: int = 1, most_ns: int = UNKNOWN
+) -> Run:
+    """The shortest step that the passes find within ``caps``; ``word`` itself has to stay within them. Passes may stop
+    that cannot lead to a step below ``most_ns``.
+    """
     expected = np.full(len(pipeline.durations), UNKNOWN)
     best = _pass(pipeline, word, caps, patience, expected)
     for _ in range(num_rounds):
         starts = best[2]
         backward = _pass(pipeline, best[1][:, ::-1], caps, patience, expected, is_reversed=True)
-        forward = _pass(pipeline, backward[1][:, ::-1], caps, patience, starts)
+        shorter_than = min(best[0], most_ns)
+        forward = _pass(pipeline, backward[1][:, ::-1], caps, patience, starts, shorter_than=shorter_than)
         if forward[0] >= best[0]:
             break
         best = forward
@@ -169,13 +174,16 @@ def _pass(
     expected: Ints,
     *,
     is_reversed: bool = False,
+    shorter_than: int = UNKNOWN,
 ) -> Run:
-    """One pass; ``expected`` are start times of an earlier one."""
+    """One pass; ``expected`` are start times of an earlier one. It stops with an unknown length and incomplete arrays
+    once its step cannot be ``shorter_than`` that.
+    """
     if not is_reversed:
-        within = _pass_within(pipeline, word, caps, patience, expected, pipeline.most_sent, is_reversed)
+        within = _pass_within(pipeline, word, caps, patience, expected, pipeline.most_sent, is_reversed, shorter_than)
         if within[0] >= 0:
             return within
-    return _pass_within(pipeline, word, caps, patience, expected, UNKNOWN, is_reversed)
+    return _pass_within(pipeline, word, caps, patience, expected, UNKNOWN, is_reversed, shorter_than)
 
 
 def _pass_within(
@@ -186,6 +194,7 @@ def _pass_within(
     expected: Ints,
     most_sent: int,
     is_reversed: bool,
+    shorter_than: int,
 ) -> Run:
     """The pass with at most ``most_sent`` messages of a channel under way; a negative length if it deadlocked."""
     links = pipeline.links[is_reversed]
@@ -208,6 +217,7 @@ def _pass_within(
         expected,
         patience,
         most_sent,
+        shorter_than,
         new_clock(num_ranks, np.ones(num_ranks, dtype=bool)),
         run,
         starts,
@@ -232,11 +242,12 @@ def _run(
     expected: Ints,
     patience: int,
     most_sent: int,
+    shorter_than: int,
     clock: Clock,
     run: Word,
     starts: Ints,
 ) -> int:
-    """Fill ``run`` and ``starts``; returns the length of the step, -1 if it deadlocked.
+    """Fill ``run`` and ``starts``; returns the length of the step, -1 if it deadlocked, `UNKNOWN` if it stopped.
 
     Allocates the arrays of `_take_turns`, which counts no references (`penstock.planner.compiled`).
     """
@@ -244,9 +255,12 @@ def _run(
     following = np.empty((num_ranks, num_steps), dtype=np.int32)
     following[:] = np.arange(1, num_steps + 1)
     starts[:] = -1
+    left_ns = np.zeros(num_ranks, dtype=np.int64)
+    for action in range(len(durations)):
+        left_ns[ranks[action]] += durations[action]
     length: int = _take_turns(
         word, first_actions, num_units, num_passes, is_reversed, durations, stash, ranks, successors, delays,
-        num_awaited, caps.copy(), expected, patience, most_sent, clock, run, starts, following,
+        num_awaited, caps.copy(), expected, patience, most_sent, shorter_than, left_ns, clock, run, starts, following,
         np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.bool_),
         np.zeros(first_actions.shape, dtype=np.int64), np.zeros(len(durations), dtype=np.int64),
         np.empty(first_actions.shape[1], dtype=np.int64), np.empty(first_actions.shape[1], dtype=np.bool_),
@@ -258,11 +272,13 @@ def _run(
 def _take_turns(
     word: Word, first_actions: Ints, num_units: int, num_passes: int, is_reversed: bool, durations: Ints, stash: Ints,
     ranks: Int32s, successors: Int32s, delays: Ints, num_awaited: npt.NDArray[np.int8], free_stash: Ints,
-    expected: Ints, patience: int, most_sent: int, clock: Clock, run: Word, starts: Ints, following: Int32s,
-    heads: Ints, counts: Ints, waits: npt.NDArray[np.bool_], units: Ints, ready: Ints, ahead: Ints,
-    matters: npt.NDArray[np.bool_],
+    expected: Ints, patience: int, most_sent: int, shorter_than: int, left_ns: Ints, clock: Clock, run: Word,
+    starts: Ints, following: Int32s, heads: Ints, counts: Ints, waits: npt.NDArray[np.bool_], units: Ints, ready: Ints,
+    ahead: Ints, matters: npt.NDArray[np.bool_],
 ) -> int:  # fmt: skip
-    """Run every rank's actions as time advances; returns the length of the step, -1 if it deadlocked."""
+    """Run every rank's actions as time advances; returns the length of the step, -1 if it deadlocked. It is `UNKNOWN`
+    if a rank cannot end its actions, of which those that are left take ``left_ns``, before ``shorter_than``.
+    """
     num_steps, makespan = word.shape[1], 0
     now = next_time(clock)
     while now < never(clock):
@@ -288,6 +304,9 @@ def _take_turns(
             starts[action] = now
             end = now + durations[action]
             makespan = max(makespan, end)
+            left_ns[rank] -= durations[action]
+            if end + left_ns[rank] >= shorter_than:
+                return UNKNOWN
             _release(action, end, successors, delays, num_awaited, ready, ranks, waits, clock)
             if most_sent < num_units:
                 _wake_sender(action, now, num_units, num_passes, ranks, waits, clock)

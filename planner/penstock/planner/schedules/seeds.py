@@ -17,7 +17,7 @@ from penstock.planner.schedules.effort import MOST_TRIALS, Effort, affordable
 from penstock.planner.schedules.greedy_order import UNLIMITED, Limits, greedy_word, least_caps
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.pipeline import Ints, Pipeline
-from penstock.planner.schedules.refine import Run, Word, improve, refine
+from penstock.planner.schedules.refine import UNKNOWN, Run, Word, improve, refine
 
 PARTS_OF_SLICE = 12
 """Depths are counted in fractions of a slice: twelfths."""
@@ -126,7 +126,7 @@ class Seeds:
         """[ranks]: the stash of one micro-batch after the other, the least possible."""
         return self.pipeline.peaks(word_of(ONE_BY_ONE, self.pipeline))
 
-    @property
+    @functools.cached_property
     def all_caps(self) -> Ints:
         """[ranks]: caps that suffice for any order."""
         return np.bincount(self.pipeline.ranks, weights=np.maximum(self.pipeline.stash, 0)).astype(np.int64)
@@ -143,7 +143,7 @@ class Seeds:
         pairs = zip(self.words, self.peaks, strict=True)
         return np.array([refine(self.pipeline, word, peaks, 0, 0)[0] for word, peaks in pairs], dtype=np.int64)
 
-    @property
+    @functools.cached_property
     def _slices(self) -> npt.NDArray[np.float64]:
         """[ranks]: the stash of a mean slice on all stages of a rank."""
         stash = self.pipeline.stash[: len(self.pipeline.stash) // 3]
@@ -168,11 +168,11 @@ class Seeds:
     def refined(self, caps: Ints, effort: Effort) -> list[Run]:
         """Steps within these caps, which are one of the targets, the shortest first."""
         effort = affordable(effort, len(self.pipeline.durations))
-        refined = [
-            refine(self.pipeline, word, caps, patience)
-            for word in (*self._blocks(caps, effort), *self._greedy(caps, effort.greedy))
-            for patience in effort.patiences
-        ]
+        refined, is_first_enough = list[Run](), max(effort.num_simulated, effort.num_repeated) == 1
+        for word in (*self._blocks(caps, effort), *self._greedy(caps, effort.greedy)):
+            for patience in effort.patiences:
+                most_ns = min(map(_step, refined), default=UNKNOWN) if is_first_enough else UNKNOWN
+                refined.append(refine(self.pipeline, word, caps, patience, most_ns=most_ns))
         refined.sort(key=_step)
         num_trials = min(effort.trial_actions // len(self.pipeline.durations), MOST_TRIALS)
         if num_trials > 0 and refined[0][0] > self.pipeline.work_ns.max():
