@@ -99,7 +99,7 @@ class StageMemory:
     has_buckets: bool = False
     moment_type: MomentType = MomentType.FP32
 
-    @property
+    @functools.cached_property
     def num_parameters(self) -> Integers:
         """[stages]: elements on the largest shard; a tied copy counts on each stage that holds it, once."""
         tp = self.sharding.tp

@@ -11,11 +11,12 @@ per chunk of the head's tokens counts as compute.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from penstock.core.model import Unit, UnitKind
+from penstock.core.model import UnitKind
 from penstock.core.remaking import remade_of
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Collective, unit_collectives
@@ -31,6 +32,9 @@ _BLOCKS = frozenset({UnitKind.ATTENTION, UnitKind.MLP})
 
 Segment = tuple[int, int]
 """Nanoseconds of compute, and of the collective that follows it."""
+
+UnitPass = tuple[UnitKind, int, Kind]
+"""A unit's kind, the number of its part, and F, I or W."""
 
 
 def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None:
@@ -57,22 +61,28 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
             waited_ns += num_repeated * unit_ns(len(declared), unit.kind, Kind.F, of_slice)[1]
         return np.array([(0, waited_ns)], dtype=np.int64)
 
+    @functools.cache
+    def units_of(stage: int) -> Sequence[tuple[UnitKind, int]]:
+        return tuple((unit.kind, unit.part) for unit in model.units[slice(*candidate.stages[stage])])
+
+    def make(passes: Sequence[UnitPass], of_slice: Work) -> Nanoseconds:
+        declared = {
+            (kind, part, pass_kind): unit_collectives(kind, pass_kind, sharding, head_parts=model.head_parts, part=part)
+            for kind, part, pass_kind in dict.fromkeys(passes)
+        }
+        steps = {
+            unit: tuple(_steps(unit[0], collectives, *unit_ns(len(collectives), unit[0], unit[2], of_slice)))
+            for unit, collectives in declared.items()
+        }
+        return _segments(itertools.chain.from_iterable(steps[unit] for unit in passes))
+
     def segments_of(place: Place) -> Nanoseconds:
         kind, stage, column = KINDS[place[0]], place[1], place[2]
         if kind is Kind.R:
             return waits_of_recomputation(stage, work_of(column))
-        segments: list[Segment] = []
-        carried = 0
-        for unit, pass_kind in _passes(model.units[slice(*candidate.stages[stage])], kind):
-            declared = unit_collectives(unit.kind, pass_kind, sharding, head_parts=model.head_parts, part=unit.part)
-            compute, collective = unit_ns(len(declared), unit.kind, pass_kind, work_of(column))
-            for before, after in _steps(unit.kind, declared, compute, collective):
-                if after is None:
-                    carried += before
-                else:
-                    segments.append((carried + before, after))
-                    carried = 0
-        return np.array([*segments, (carried, 0)], dtype=np.int64)
+        units, of_slice = units_of(stage), work_of(column)
+        key = (Collectives, tp, units, kind, of_slice)
+        return divided.kept(key, lambda: make(tuple(_passes(units, kind)), of_slice))
 
     return Collectives(segments_of)
 
@@ -94,16 +104,24 @@ def _unit_ns(cost: CostModel, num_collectives: int, unit: UnitKind, kind: Kind, 
     return int(whole_nanoseconds(seconds - exposed)), int(whole_nanoseconds(exposed / num_collectives))
 
 
-def _passes(units: Sequence[Unit], kind: Kind) -> Iterator[tuple[Unit, Kind]]:
-    """The units' passes in the order in which an action runs them."""
-    if kind is Kind.B:
-        yield from ((unit, pass_kind) for unit in reversed(units) for pass_kind in (Kind.I, Kind.W))
-    if kind is Kind.I:
-        yield from ((unit, kind) for unit in reversed(units))
-    if kind is Kind.W:
-        yield from ((unit, kind) for unit in units)
-    if kind is Kind.F:
-        yield from ((unit, kind) for unit in units)
+def _passes(units: Sequence[tuple[UnitKind, int]], kind: Kind) -> Iterator[UnitPass]:
+    """The passes of units of these kinds and numbers of parts in the order in which an action runs them."""
+    pass_kinds = (Kind.I, Kind.W) if kind is Kind.B else (kind,)
+    in_order = reversed(units) if kind in (Kind.B, Kind.I) else units
+    return ((unit, part, pass_kind) for unit, part in in_order for pass_kind in pass_kinds)
+
+
+def _segments(steps: Iterable[tuple[int, int | None]]) -> Nanoseconds:
+    """Steps as segments: compute without a collective is added to that of the next step."""
+    segments: list[Segment] = []
+    carried = 0
+    for before, after in steps:
+        if after is None:
+            carried += before
+        else:
+            segments.append((carried + before, after))
+            carried = 0
+    return np.array([*segments, (carried, 0)], dtype=np.int64)
 
 
 def _steps(

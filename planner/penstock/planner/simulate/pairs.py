@@ -48,8 +48,11 @@ class Collectives:
 
     def hidden_ns(self, first: Nanoseconds, second: Nanoseconds) -> Nanoseconds:
         """[pairs]: hidden nanoseconds, for places [pairs, 3] of the first action and of the second."""
-        pairs = list(zip(map(tuple, first.tolist()), map(tuple, second.tolist()), strict=True))
-        return np.array([self._pair_hidden_ns(*pair) for pair in pairs], dtype=np.int64)
+        pairs = np.concatenate([first, second], axis=1, dtype=np.int64)
+        limits = pairs.max(axis=0, initial=0) + 1
+        _, firsts, numbers = np.unique(np.ravel_multi_index(pairs.T, limits), return_index=True, return_inverse=True)
+        hidden = [self._pair_hidden_ns(tuple(pair[:3]), tuple(pair[3:])) for pair in pairs[firsts].tolist()]
+        return np.array(hidden, dtype=np.int64)[numbers]
 
     def waited_ns(self, place: Place) -> int:
         """The action's wait for its shards, if it is not in a pair."""
