@@ -11,10 +11,10 @@ from typing import Any
 
 from penstock.core.cluster import PENSTOCK
 from penstock.core.errors import UserError
-from penstock.core.plan import Plan, Prediction
+from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.remaking import Recompute
-from penstock.core.units import MEBIBYTE, bytes_apart, to_nanoseconds, to_seconds
+from penstock.core.units import MEBIBYTE, bytes_apart, to_nanoseconds
 from penstock.planner.budget import Budget, usual_budget
 from penstock.planner.candidate import Candidate
 from penstock.planner.compile import lowered, prove_plan
@@ -25,7 +25,8 @@ from penstock.planner.judge import Ending, Evaluation, NothingFitsError, Reporte
 from penstock.planner.moves import inside_of
 from penstock.planner.pins import PINNED, check_pins
 from penstock.planner.placement import placed
-from penstock.planner.problem import Confidence, Mesh, Problem, all_meshes
+from penstock.planner.predictions import prediction_of, with_interval
+from penstock.planner.problem import Mesh, Problem, all_meshes
 from penstock.planner.recompute import may_recompute
 from penstock.planner.search import Result, search
 from penstock.planner.search_inside import search_inside
@@ -66,8 +67,6 @@ MOST_PLACEMENTS, PLACEMENT_PART = 2, 2
 
 CLOSE_ENOUGH = 1.003
 """If a plan takes at most the best candidate's step times this factor, no tighter search follows."""
-
-CONTINUED = "the step has {:,} actions: it was simulated with fewer micro-batches and extrapolated linearly"
 
 GROWTH = (1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2.28)
 """If nothing fits, these multiples of the bytes that the closest candidates need are tried as limits. After a failed
@@ -258,9 +257,8 @@ def _by_placement(judge: Simulated, budget: Budget, reporter: Reporter | None) -
     for number in range(MOST_SEARCHES):
         if number == 1:
             budget = budget.part(TIGHTER_PART)
-        searched = judge.problem
         try:
-            result = search(searched, judge, budget, reporter)
+            result = search(judge.problem, judge, budget, reporter)
         except NothingFitsError as shortage:
             closest = closest or shortage
             break
@@ -274,12 +272,17 @@ def _by_placement(judge: Simulated, budget: Budget, reporter: Reporter | None) -
             if not decision.overshoot_bytes or decision.score(problem) <= CLOSE_ENOUGH * decision.aim(problem):
                 break
             needed_bytes = problem.memory_limit_bytes + decision.overshoot_bytes
-        limit = TIGHTER * searched.memory_limit_bytes * problem.memory_limit_bytes / needed_bytes
-        judge = judge.limited(max(int(limit), 1))
+        judge = _tighter(judge, problem, needed_bytes)
     if best is None:
         assert closest is not None, "a search ends with a plan or with a shortage"
         raise closest
     return best
+
+
+def _tighter(judge: Simulated, problem: Problem, needed_bytes: int) -> Simulated:
+    """The judge with a limit that is lower by the factor by which arenas of ``needed_bytes`` exceed the problem's."""
+    limit = TIGHTER * judge.problem.memory_limit_bytes * problem.memory_limit_bytes / needed_bytes
+    return judge.limited(max(int(limit), 1))
 
 
 class _NoArenaFitsError(NothingFitsError):
@@ -315,7 +318,7 @@ def _fits_without(problem: Problem, name: str, least: object) -> bool:
     """Whether a plan is found without this pin, provided that it is pinned to another value than ``least``."""
     if getattr(problem.pinned, name) in (None, least):
         return False
-    return isinstance(_first_fit(Simulated(_pinning(problem, **{name: None}))), Decision)
+    return _first_fit(Simulated(_pinning(problem, **{name: None}))) is None
 
 
 def _enough_bytes(judge: Simulated, shortage: NothingFitsError) -> int | None:
@@ -334,10 +337,10 @@ def _enough_bytes(judge: Simulated, shortage: NothingFitsError) -> int | None:
         limit = _whole_mebibytes(least_bytes * factor)
         if limit > problem.device_memory_bytes:
             return None
-        outcome = _first_fit(judge.limited(limit))
-        if isinstance(outcome, Decision):
+        latest = _first_fit(judge.limited(limit))
+        if latest is None:
             return limit
-        shortage, least_bytes = outcome, max(limit, outcome.least_bytes)
+        shortage, least_bytes = latest, max(limit, latest.least_bytes)
     return None
 
 
@@ -347,7 +350,7 @@ def _enough_for_closest(problem: Problem, closest: Sequence[tuple[int, Candidate
         for needed_bytes, candidate in closest:
             limit = _whole_mebibytes(needed_bytes * factor)
             pinned = _pinned_to(problem, candidate).limited(limit)
-            if limit <= problem.device_memory_bytes and isinstance(_first_fit(Simulated(pinned)), Decision):
+            if limit <= problem.device_memory_bytes and _first_fit(Simulated(pinned)) is None:
                 return limit
     return None
 
@@ -356,13 +359,26 @@ def _whole_mebibytes(num_bytes: float) -> int:
     return -(-int(num_bytes) // MEBIBYTE) * MEBIBYTE
 
 
-def _first_fit(judge: Simulated) -> Decision | NothingFitsError:
-    """The first plan that fits, however slow. A candidate for more devices takes longer, so fewer are tried."""
-    budget = FIRST_RECOMPUTED if may_recompute(judge.problem) else FIRST_FIT
-    try:
-        return _separate(judge, budget.part(max(math.isqrt(judge.problem.num_devices // FEW_DEVICES), 1)), None)
-    except NothingFitsError as shortage:
-        return shortage
+def _first_fit(judge: Simulated) -> NothingFitsError | None:
+    """None if any plan fits, however slow, else the shortage. A candidate for more devices takes longer, so fewer are
+    tried. The plan itself is not made: to record its schedule may take longer than to find it.
+    """
+    problem, closest = judge.problem, None
+    budget = FIRST_RECOMPUTED if may_recompute(problem) else FIRST_FIT
+    budget = budget.part(max(math.isqrt(problem.num_devices // FEW_DEVICES), 1))
+    for number in range(MOST_SEARCHES):
+        if number == 1:
+            budget = budget.part(TIGHTER_PART)
+        try:
+            _first_laid_out(judge, search(judge.problem, judge, budget), problem)
+        except _NoArenaFitsError as shortage:
+            closest = closest or shortage
+            judge = _tighter(judge, problem, shortage.of_best_bytes)
+        except NothingFitsError as shortage:
+            return closest or shortage
+        else:
+            return None
+    return closest
 
 
 def _pinning(problem: Problem, **pins: Any) -> Problem:
@@ -392,22 +408,25 @@ def decision_of(judge: Simulated, result: Result, problem: Problem) -> Decision:
 
     Raises `NothingFitsError` if no laid-out arena fits.
     """
+    chosen, laid_out, overshoot_bytes = _first_laid_out(judge, result, problem)
+    return Decision(
+        plan=_explained_plan(laid_out, problem, result, place=1),
+        result=result,
+        program=laid_out.program,
+        overshoot_bytes=overshoot_bytes,
+        judge=judge,
+        chosen=chosen,
+    )
+
+
+def _first_laid_out(judge: Simulated, result: Result, problem: Problem) -> tuple[Evaluation, _LaidOut, int]:
+    """The best candidate whose arena fits, as evaluated and as laid out, and the excess of the best one's arena."""
     needs: list[tuple[int, str]] = []
     for ranked in itertools.islice(_few_alike((result.best, *result.others)), MOST_LAID_OUT):
         laid_out = _laid_out(judge, ranked, problem)
-        if laid_out.peak_bytes > problem.memory_limit_bytes:
-            needs.append((laid_out.peak_bytes, laid_out.evaluation.candidate.label))
-            continue
-        overshoot = needs[0][0] - problem.memory_limit_bytes if needs else 0
-        plan = _explained_plan(laid_out, problem, result, place=1)
-        return Decision(
-            plan=plan,
-            result=result,
-            program=laid_out.program,
-            overshoot_bytes=overshoot,
-            judge=judge,
-            chosen=ranked,
-        )
+        if laid_out.peak_bytes <= problem.memory_limit_bytes:
+            return ranked, laid_out, needs[0][0] - problem.memory_limit_bytes if needs else 0
+        needs.append((laid_out.peak_bytes, laid_out.evaluation.candidate.label))
     raise _NoArenaFitsError(needs)
 
 
@@ -441,9 +460,9 @@ def _few_alike(ranked: Iterable[Evaluation]) -> Iterator[Evaluation]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _LaidOut:
-    """A candidate as a Plan without explanation, its Program unless that is too large, and its bytes."""
+    """A candidate placed on devices by ``judge``, its Program unless that is too large, and its bytes."""
 
-    draft: Plan
+    judge: Simulated
     evaluation: Evaluation
     program: Program | None
 
@@ -455,30 +474,31 @@ class _LaidOut:
 def _laid_out(judge: Simulated, simulated: Evaluation, problem: Problem) -> _LaidOut:
     """The candidate placed on devices and lowered; proved if it fits."""
     placed_judge, evaluation = placed(judge, simulated)
-    draft = draft_plan(placed_judge, evaluation)
     program = None
     if evaluation.candidate.num_actions <= MOST_PROVED_ACTIONS and problem.software == PENSTOCK:
         divided = problem.divided(evaluation.candidate.head_parts)
+        draft = draft_plan(placed_judge, evaluation)
         program = lowered(draft, action_transients(divided, evaluation.candidate))
         evaluation = _with_arena(placed_judge, evaluation, program)
         if max(evaluation.peak_bytes) <= problem.memory_limit_bytes:
             prove_plan(draft, program, _free_bytes(placed_judge, problem, evaluation), num_places=problem.num_places)
-    return _LaidOut(draft=draft, evaluation=evaluation, program=program)
+    return _LaidOut(judge=placed_judge, evaluation=evaluation, program=program)
 
 
 def _explained_plan(laid_out: _LaidOut, problem: Problem, result: Result, place: int) -> Plan:
     why = explained(problem, result, laid_out.evaluation, place)
+    draft = draft_plan(laid_out.judge, laid_out.evaluation)
     prediction = dataclasses.replace(
-        _prediction(laid_out.evaluation),
-        peak_flops=peak_flops(problem, laid_out.draft.devices),
+        prediction_of(laid_out.evaluation),
+        peak_flops=peak_flops(problem, draft.devices),
         explanation=why.explanation,
     )
-    speed = dataclasses.replace(laid_out.draft, prediction=prediction).speed()
+    speed = dataclasses.replace(draft, prediction=prediction).speed()
     prediction = dataclasses.replace(prediction, speed=speed)
     return dataclasses.replace(
-        laid_out.draft,
+        draft,
         program_digest=laid_out.program.digest if laid_out.program else "",
-        prediction=_with_interval(prediction, problem.confidence),
+        prediction=with_interval(prediction, problem.confidence),
         reasons=why.reasons,
         alternatives=why.alternatives,
     )
@@ -544,40 +564,6 @@ def draft_plan(judge: Simulated, evaluation: Evaluation) -> Plan:
         recompute_inside=candidate.recompute_inside and any(candidate.recompute),
         zero=candidate.zero,
         profile_digest=problem.profile_digest,
-    )
-
-
-def _prediction(evaluation: Evaluation) -> Prediction:
-    return Prediction(
-        step_seconds=to_seconds(evaluation.step_ns),
-        compute_seconds=to_seconds(evaluation.compute_ns),
-        bubble_seconds=to_seconds(evaluation.bubble_ns),
-        communication_seconds=to_seconds(evaluation.communication_ns),
-        reduction_seconds=to_seconds(evaluation.reduction_ns),
-        optimizer_seconds=to_seconds(evaluation.optimizer_ns),
-        peak_bytes=evaluation.peak_bytes,
-        slot_bytes=evaluation.slot_bytes,
-        bubble=evaluation.bubble,
-        waiting=evaluation.waiting,
-        warnings=() if evaluation.is_exact else (CONTINUED.format(evaluation.candidate.num_actions),),
-    )
-
-
-def _with_interval(prediction: Prediction, confidence: Confidence | None) -> Prediction:
-    """The prediction with a confidence interval for errors of all measurements in the same direction."""
-    if confidence is None:
-        return prediction
-    margin = (
-        confidence.computing * (prediction.compute_seconds + prediction.bubble_seconds)
-        + confidence.transfers * prediction.communication_seconds
-        + confidence.reductions * prediction.reduction_seconds
-        + confidence.optimizer * prediction.optimizer_seconds
-    )
-    return dataclasses.replace(
-        prediction,
-        low_seconds=max(prediction.step_seconds - margin, 0.0),
-        high_seconds=prediction.step_seconds + margin,
-        warnings=(*prediction.warnings, *confidence.warnings),
     )
 
 

@@ -50,10 +50,11 @@ def placed(judge: Simulated, evaluation: Evaluation) -> Placed:
         return judge, evaluation
     ranked = _ranked(judge, evaluation.candidate)
     best = _shortest((judge, evaluation), evaluation.candidate, ranked)
-    if evaluation.candidate.schedule not in VARIED:
+    num_tried = MOST_ACTIONS_TRIED_ELSEWHERE // evaluation.candidate.num_actions
+    if evaluation.candidate.schedule not in VARIED or not num_tried:
         return best
     recorded = replace(evaluation.candidate, schedule=best[0].spec(evaluation.candidate), variant=None)
-    return _shortest(best, recorded, ranked[: MOST_ACTIONS_TRIED_ELSEWHERE // recorded.num_actions])
+    return _shortest(best, recorded, ranked[:num_tried])
 
 
 def _shortest(best: Placed, candidate: Candidate, ranked: Sequence[tuple[int, Arrangement]]) -> Placed:
