@@ -387,3 +387,15 @@ def test_timelines_have_the_time_that_ranks_wait_for_their_shards(schedule: str)
     )
     waited = sum(event.collective_ns for event in computes)
     assert waited == 6 * apart if schedule == "1f1b" else 0 < waited < 6 * apart
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2)), max_size=40), st.integers(0, 9))
+def test_hidden_times_are_those_of_every_pair_by_itself(places: list[tuple[int, int, int]], seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    tables = {place: draw.integers(0, 9, (draw.integers(1, 5), 2)) for place in dict.fromkeys(places)}
+    first = np.array(places, dtype=np.int64).reshape(-1, 3)
+    second = first[::-1]
+    hidden = Collectives(lambda place: tables[place]).hidden_ns(first, second)
+    serial = [int(tables[one].sum() + tables[other].sum()) for one, other in zip(places, places[::-1], strict=True)]
+    together = [pair_ns(tables[one], tables[other]) for one, other in zip(places, places[::-1], strict=True)]
+    assert hidden.tolist() == [a - b for a, b in zip(serial, together, strict=True)]

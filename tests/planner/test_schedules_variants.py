@@ -156,6 +156,25 @@ def test_blocks_run_and_refined_ones_hold_no_more(
     assert (tables.peaks(improved) <= caps).all()
 
 
+@settings(max_examples=60)
+@given(measured_inputs(), st.sampled_from(BLOCKS), st.sampled_from([0, 50, 100]), st.floats(0.8, 1.3))
+def test_refining_stops_early_only_without_a_shorter_step(
+    inputs: ScheduleInputs, block: Block, patience: int, factor: float
+) -> None:
+    tables = pipeline(inputs)
+    word = word_of(block, tables)
+    makespan, refined, starts = refine(tables, word, tables.peaks(word), patience)
+    most_ns = int(factor * makespan)
+    stopped = refine(tables, word, tables.peaks(word), patience, most_ns=most_ns)
+    if makespan < most_ns:
+        assert stopped[0] == makespan
+        assert (stopped[1] == refined).all()
+        assert (stopped[2] == starts).all()
+    else:
+        assert stopped[0] >= most_ns
+    prove_order(tables.order(stopped[1]))
+
+
 @settings(max_examples=30)
 @given(measured_inputs())
 def test_without_transfers_to_share_a_refined_step_is_the_simulated_one(inputs: ScheduleInputs) -> None:
