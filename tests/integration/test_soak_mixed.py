@@ -79,3 +79,12 @@ def test_a_failure_of_the_planner_is_a_violation(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(mixed, "choose", failing)
     result = compare_mixed(SEED, first=0, count=1, report=lambda line: None)
     assert ["ValueError: broken" in sentence for sentence in result["violations"]] == [True]
+
+
+def test_a_plan_over_a_slow_link_is_not_slower_than_the_equal_split() -> None:
+    """Two nodes whose link is 40 times slower than those inside: the plan depends on the order of actions, of which
+    those made for the costs of unequal devices were 2 % slower than one made for equal costs.
+    """
+    figures, violated, tolerated = check(draw_problem(26, 29))
+    assert violated == tolerated == []
+    assert figures["seconds"] < figures["compared"]["the equal split"]

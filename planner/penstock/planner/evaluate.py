@@ -30,6 +30,7 @@ from penstock.planner.recompute_windows import TracedStep, exposed_shares, hidde
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.inputs import ScheduleInputs
 from penstock.planner.schedules.interleaved import INTERLEAVED
+from penstock.planner.schedules.moved import moved_word
 from penstock.planner.schedules.pipeline import pipeline_of, stages_by_rank
 from penstock.planner.schedules.recomputed import MOST_STAGES_PER_RANK, with_refined_recomputation
 from penstock.planner.schedules.recorded import record
@@ -73,6 +74,11 @@ MAKING = 4
 MOST_COMPARED_ACTIONS = 20_000
 """For longer steps the variants are not compared with each other."""
 
+
+MOVED_TRIALS, MOVED_ACTIONS, FEWEST_TRIALS = 500, 50_000, 50
+"""Moves of single actions by which the order of a candidate gets shorter, and limit of the actions that these moves
+simulate. A step that this limits to less than `FEWEST_TRIALS` keeps its order.
+"""
 
 MOST_SIMULATED_ACTIONS = 2_000_000
 """Longer steps that repeat are never simulated in full: their tables take hundreds of megabytes."""
@@ -234,6 +240,30 @@ class Simulated:
         generator = find(candidate.schedule)
         recorded = ScheduleSpec(generator=generator.name, version=generator.version, text=record(best.order))
         return dataclasses.replace(direct, schedule=recorded, variant=None)
+
+    def with_moved_actions(self, candidate: Candidate) -> Candidate | None:
+        """The candidate with single actions moved within their ranks, as a recorded order; None if its step does not
+        get shorter, if devices are equally fast, or if the step is too long for enough trials.
+        """
+        num_trials = min(MOVED_TRIALS, MOVED_ACTIONS // candidate.num_actions)
+        is_made = candidate.schedule in VARIED and not any(candidate.recompute)
+        if not self.problem.slowness or not is_made or num_trials < FEWEST_TRIALS:
+            return None
+        generator, num_remainder_slices = find(str(candidate.schedule)), len(candidate.remainder_slices)
+        inputs = self._inputs_with_costs(candidate, generator.name)
+        pipeline = pipeline_of(inputs, stages_by_rank(owners_of(candidate), candidate.mesh.pp))
+
+        def step_ns(order: Order) -> int:
+            order = order.with_remainder(num_remainder_slices)
+            linked = link_order(order, self.receive_ahead, self.problem.late_receives, width=kernel.REACHED)
+            return self._times(candidate, order, linked).makespan_ns
+
+        start = self._without_remainder(self.best_variant(candidate)).generate(candidate.mesh.num_microbatches)
+        best_ns, word = moved_word(pipeline, pipeline.word(start), np.array(inputs.caps), step_ns, num_trials)
+        if best_ns >= step_ns(start):
+            return None
+        recorded = ScheduleSpec(generator=generator.name, version=generator.version, text=record(pipeline.order(word)))
+        return dataclasses.replace(candidate, schedule=recorded, variant=None)
 
     def _hiding_orders(self, candidate: Candidate, name: str) -> Iterator[Order]:
         """Other orders of a split backward: with R as an action of its own, and made as if R took no time."""

@@ -111,6 +111,10 @@ class Judge(Protocol):
         """The candidate with its recomputations in waits of their ranks; None if its step does not get shorter."""
         ...
 
+    def with_moved_actions(self, candidate: Candidate) -> Candidate | None:
+        """The candidate with single actions moved within their ranks; None if its step does not get shorter."""
+        ...
+
     def evaluate(self, candidate: Candidate, *, in_full: bool = False) -> Evaluation:
         """Simulate the candidate. A step that repeats itself may be extrapolated unless ``in_full``."""
         ...

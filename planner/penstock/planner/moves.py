@@ -90,6 +90,9 @@ def other_orders(judge: Judge, problem: Problem, candidate: Candidate) -> Iterat
     """
     orders = dict.fromkeys((candidate, with_h1(candidate), judge.best_variant(candidate)))
     yield from orders
+    moved = judge.with_moved_actions(candidate)
+    if moved is not None:
+        yield moved
     is_recorded = not isinstance(candidate.schedule, str) and candidate.schedule != problem.pinned.schedule
     if not any(candidate.recompute) or problem.software.recomputes_on_demand or is_recorded:
         return
