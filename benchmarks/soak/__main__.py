@@ -1,9 +1,9 @@
 """``./dev soak``: kills, fuzzing, a long queue and plans, each with its result in ``benchmarks/results``.
 
-    ./dev soak [kills|fuzz|queue|plans|small-plans|mixed]... [--seed N] [--first N] [--count N] [--minutes M]
+    ./dev soak [kills|fuzz|queue|plans|small-plans|mixed|every-plan]... [--seed N] [--first N] [--count N] [--minutes M]
                [--results FOLDER]
 
-Without a name all six parts run. ``--count`` is the number of kills, of queued jobs, or of planning problems. Problems
+Without a name all seven parts run. ``--count`` is the number of kills, of queued jobs, or of planning problems. Problems
 start at number ``--first``, so that a long run can be divided. ``--minutes`` limits fuzzing and kills. The default seed
 is the date. A result names what was run. The exit code is 1 if there is a violation.
 """
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.soak.every_plan import compare_with_all
 from benchmarks.soak.fuzz import fuzz
 from benchmarks.soak.kills import survive, undisturbed_losses
 from benchmarks.soak.mixed import compare_mixed
@@ -36,7 +37,7 @@ KILLS, FUZZ_MINUTES, QUEUED = 200, 10.0, 10_000
 QUEUE_MINUTES = 2.0
 PROBLEMS, PINS = 40, 200
 SMALL_PROBLEMS, PINS_OF_SMALL = 2_000, 20
-MIXED_PROBLEMS = 500
+MIXED_PROBLEMS, COMPARED_WITH_ALL = 500, 20
 Loads = list[float]
 
 
@@ -86,6 +87,12 @@ def planning_mixed(options: argparse.Namespace, folder: Path, report: Reporter) 
     return compare_mixed(options.seed, first=options.first, count=options.count or MIXED_PROBLEMS, report=report)
 
 
+def planning_every(options: argparse.Namespace, folder: Path, report: Reporter) -> dict[str, Any]:
+    """Compare plans for few devices of two kinds with brute force."""
+    count = options.count or COMPARED_WITH_ALL
+    return compare_with_all(options.seed, first=options.first, count=count, report=report)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace, Path, Reporter], dict[str, Any]]] = {
     "kills": kills,
     "fuzz": fuzzing,
@@ -93,6 +100,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path, Reporter], dict[str, Any]]]
     "plans": planning,
     "small-plans": planning_small,
     "mixed": planning_mixed,
+    "every-plan": planning_every,
 }
 
 
@@ -123,7 +131,7 @@ def run(part: str, options: argparse.Namespace) -> list[str]:
 def main() -> int:
     """Run the requested parts."""
     parser = argparse.ArgumentParser(prog="./dev soak", description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans|small-plans|mixed")
+    parser.add_argument("parts", nargs="*", metavar="kills|fuzz|queue|plans|small-plans|mixed|every-plan")
     today = int(dt.datetime.now(dt.UTC).strftime("%Y%m%d"))
     parser.add_argument("--seed", type=int, default=today, help=f"today's date ({today})")
     parser.add_argument("--first", type=int, default=0, help="the number of the first planning problem (0)")
@@ -131,7 +139,7 @@ def main() -> int:
         "--count",
         type=int,
         help=f"kills ({KILLS}), queued jobs ({QUEUED:,}), problems ({PROBLEMS}; small {SMALL_PROBLEMS:,}; "
-        f"mixed {MIXED_PROBLEMS})",
+        f"mixed {MIXED_PROBLEMS}, every-plan {COMPARED_WITH_ALL})",
     )
     parser.add_argument("--minutes", type=float, help=f"of fuzzing ({FUZZ_MINUTES:.0f}), or the most for kills")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -30,6 +31,7 @@ from penstock.planner.problem import Mesh, Problem, all_meshes, problem_from_clu
 from penstock.planner.replay import candidate_of
 from penstock.planner.stages import balanced_bounds, evened_bounds, rank_loads, slowed_bounds
 from penstock.planner.variations import more_memory
+from tests.support.every_plan import least_step_ns, random_problem
 from tests.support.planning import DEVICE, cluster, job, problem, profile_for, slower_device
 
 SPEEDS = st.sampled_from([1.0, 1.25, 2.0, 3.5])
@@ -186,6 +188,15 @@ def test_few_devices_are_used_as_well_as_brute_force_finds(slowness: tuple[float
             least_ns = min(least_ns, judge.evaluate(other).step_ns)
     assert owners_of(candidate) == tuple(range(len(slowness)))
     assert 1e9 * seconds(plan) <= 1.03 * least_ns
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_three_devices_are_used_as_well_as_all_meshes_placements_and_cuts(number: int) -> None:
+    """Within 3 %, for random problems; ``./dev soak every-plan`` has more, and more devices."""
+    drawn = random_problem(random.Random(number), 3)
+    plan = planned(drawn)
+    least_ns, text = least_step_ns(drawn, plan)
+    assert 1e9 * seconds(plan) <= 1.03 * least_ns, text
 
 
 def test_an_order_is_at_least_as_long_as_its_bound_says() -> None:
