@@ -3,9 +3,9 @@
     ./dev soak [kills|fuzz|queue|plans|small-plans|mixed|every-plan]... [--seed N] [--first N] [--count N] [--minutes M]
                [--results FOLDER]
 
-Without a name all seven parts run. ``--count`` is the number of kills, of queued jobs, or of planning problems. Problems
-start at number ``--first``, so that a long run can be divided. ``--minutes`` limits fuzzing and kills. The default seed
-is the date. A result names what was run. The exit code is 1 if there is a violation.
+Without a name all seven parts run. ``--count`` is the number of kills, of queued jobs, or of planning problems.
+Problems start at number ``--first``, so that a long run can be divided. ``--minutes`` limits fuzzing and kills. The
+default seed is the date. A result names what was run. The exit code is 1 if there is a violation.
 """
 
 from __future__ import annotations

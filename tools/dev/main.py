@@ -12,7 +12,8 @@ Change it:
     ./dev check            lint, formatting, types and import rules
     ./dev bench [NAME...]  run the named benchmarks, or all; --list lists them
     ./dev gpu [PART...]    checks and measurements on a machine with a GPU, in parts; --list lists them
-    ./dev soak [PART...]   long runs that search for failures: kills, fuzz, queue, plans, small-plans, mixed, every-plan;
+    ./dev soak [PART...]   long runs that search for failures: kills, fuzz, queue, plans, small-plans, mixed,
+                           every-plan;
                            see --help
     ./dev clean            remove environments and caches, but not runs/
 
