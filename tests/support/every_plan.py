@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.core.cluster import OtherDevices
 from penstock.core.plan import Plan
+from penstock.core.schedule import ScheduleSpec
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.placement import every_arrangement
@@ -88,7 +89,8 @@ def _least_of_mesh(problem: Problem, plan: Plan, mesh: Mesh) -> tuple[int, str]:
 
 def _candidates(problem: Problem, plan: Plan, mesh: Mesh) -> Iterator[Candidate]:
     units = problem.model.num_units
-    schedules, slicings = ("1f1b",), {(problem.sequence_length,)}
+    schedules: tuple[str | ScheduleSpec, ...] = ("1f1b",)
+    slicings: set[tuple[int, ...]] = {(problem.sequence_length,)}
     if mesh.pp > 1:
         schedules = SCHEDULES if problem.pinned.schedule is None else (problem.pinned.schedule,)
         slicings = {plan.slices, *(equal_slices(problem.sequence_length, count) for count in SLICES)}
