@@ -112,7 +112,9 @@ def plan_once(case: Case) -> None:
     """Main function of the measured process: plan, then print the plan and the process's times and memory."""
     from penstock.planner.decide import decide
     from penstock.planner.problem import problem_from_cluster
+    from penstock.planner.worker.__main__ import collect_garbage_seldom
 
+    collect_garbage_seldom()
     try:
         decision = decide(problem_from_cluster(case.job, case.cluster))
     except UserError as error:

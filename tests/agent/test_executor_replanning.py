@@ -176,6 +176,18 @@ def test_a_user_s_stop_at_once_undoes_nothing(tmp_path: Path) -> None:
     assert bench.run.former_plan.exists(), "the next attempt is the first one that runs by it"
 
 
+def test_a_user_s_stop_before_the_ranks_run_undoes_nothing(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+
+    def stop() -> None:
+        if bench.run.former_plan.exists() and not bench.requests.received:
+            bench.requests.received.append(2)
+
+    bench.meanwhile = stop
+    assert bench.execute().phase is Phase.SUSPENDED
+    assert bench.run.read_plan() == OTHER
+
+
 def test_timelines_of_an_earlier_attempt_start_no_search(tmp_path: Path) -> None:
     bench = drifted(tmp_path, "the stages")
     bench.workers.scripts = [Script()]

@@ -241,7 +241,7 @@ def test_a_plan_that_cannot_be_written_is_not_taken(tmp_path: Path) -> None:
     scene.run.plan.unlink()
     scene.run.plan.mkdir()
     assert not scene.replanner.take(NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN))
-    assert scene.notes[-1].startswith("the run directory keeps its plan, since the other one cannot be written: ")
+    assert scene.notes[-1].startswith("cannot write the other plan and its profile to the run directory: ")
 
 
 class FailingPlanner(FakePlanner):

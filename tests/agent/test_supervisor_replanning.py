@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from penstock.agent import replanner
+from penstock.core.errors import UserError
 from penstock.core.lifecycle import AttemptState
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.replanning import Drift, PlanOption, Replanning
+from penstock.core.run.former_plan import FormerPlan
 from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, SupervisorRequest
 from penstock.planner.worker.protocol import Answer
 from tests.support.fake_planner import FakePlanner
-from tests.support.fake_workers import FakeWorkers, Script, killed
+from tests.support.fake_workers import FakeWorkers, Script, killed, refused
 from tests.support.sample_run import sample_plan, sample_profile, sample_schedule, sample_timeline
 from tests.support.supervising import Bench
 
@@ -93,7 +95,7 @@ def test_what_prevents_the_other_plan_is_the_last_decision(tmp_path: Path) -> No
     bench.meanwhile = serve
     report = bench.supervise()
     assert (report.state, report.plan_digest) == (AttemptState.STOPPED, "")
-    assert report.replanning.startswith("the run directory keeps its plan, since the other one cannot be written: ")
+    assert report.replanning.startswith("cannot write the other plan and its profile to the run directory: ")
 
 
 def test_ranks_that_change_their_plan_are_followed(tmp_path: Path) -> None:
@@ -126,9 +128,63 @@ def test_a_plan_that_fails_at_once_is_undone(tmp_path: Path) -> None:
 
 def test_a_run_that_returned_to_its_plan_is_not_planned_again(tmp_path: Path) -> None:
     bench = drifted(tmp_path, "the stages")
-    write_former(bench)
+    write_former(bench, has_returned=True)
     report = bench.supervise()
     assert (report.state, report.plan_digest, report.replanning) == (AttemptState.SUCCEEDED, "", "")
+
+
+def test_a_former_plan_of_another_plan_is_not_returned_to(tmp_path: Path) -> None:
+    """The job was planned anew since, for example for other hosts."""
+    bench = drifted(tmp_path, "the stages")
+    write_former(bench)
+    bench.plan = PLAN
+    bench.workers.scripts = [Script(until=0, end=killed())]
+    report = bench.supervise()
+    assert (report.state, report.plan_digest, report.replanning) == (AttemptState.FAILED, "", "")
+    assert bench.run.read_plan() == PLAN
+
+
+def test_a_failure_before_the_ranks_start_undoes_nothing(tmp_path: Path) -> None:
+    bench = drifted(tmp_path, "the stages")
+    write_former(bench)
+    bench.plan = OTHER
+    bench.workers.prepare = refuse  # type: ignore[method-assign, assignment]
+    write_json(bench.run.plan, OTHER.to_manifest())
+    report = bench.supervise()
+    assert (report.state, report.message.partition(":")[0], report.plan_digest) == (AttemptState.FAILED, "data", "")
+    assert bench.run.read_plan() == OTHER
+
+
+def refuse(*_: object) -> None:
+    raise UserError(what="cannot be read", where="data")
+
+
+def test_a_better_plan_stays_if_the_attempt_fails_before_it_is_stopped(tmp_path: Path) -> None:
+    """It has not run yet, so it has not failed."""
+    bench = drifted(tmp_path, "the stages")
+
+    def serve(report: AttemptReport) -> None:
+        bench.serve(report)
+        if report.better_plan and not report.ended:
+            bench.workers.ranks[-1]._script = Script(until=0, end=killed())
+
+    bench.meanwhile = serve
+    report = bench.supervise()
+    assert (report.state, report.plan_digest) == (AttemptState.FAILED, OTHER.digest)
+    assert (bench.run.read_plan(), bench.run.read_profile()) == (OTHER, CORRECTED)
+    assert report.replanning.startswith("the run continues with another plan")
+
+
+def test_a_user_error_of_the_ranks_undoes_the_plan_in_the_last_report(tmp_path: Path) -> None:
+    """The service learns of it only there."""
+    bench = drifted(tmp_path, "the stages")
+    write_former(bench)
+    bench.plan = OTHER
+    bench.workers.scripts = [Script(until=0, end=refused("holds no tokens", "add text"))]
+    report = bench.supervise()
+    assert (report.state, report.plan_digest) == (AttemptState.FAILED, FAST.digest)
+    assert bench.report == report
+    assert bench.run.read_plan() == FAST
 
 
 def test_a_short_attempt_that_succeeds_keeps_its_plan(tmp_path: Path) -> None:
@@ -142,7 +198,7 @@ def test_a_short_attempt_that_succeeds_keeps_its_plan(tmp_path: Path) -> None:
     assert bench.run.read_plan() == OTHER
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plan": {}, "profile": {}}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plan": {}}'])
 def test_a_damaged_former_plan_is_a_note(tmp_path: Path, content: str) -> None:
     bench = drifted(tmp_path, "the stages")
     bench.run.former_plan.write_text(content)
@@ -150,15 +206,17 @@ def test_a_damaged_former_plan_is_a_note(tmp_path: Path, content: str) -> None:
     bench.workers.scripts = [Script(until=0, end=killed())]
     report = bench.supervise()
     assert (report.state, report.plan_digest) == (AttemptState.FAILED, "")
-    assert report.replanning.startswith("the run cannot return to its former plan: ")
+    assert report.replanning.startswith(
+        "cannot read the former plan, so a failure of the present one will not be undone: "
+    )
     assert str(bench.run.former_plan) in report.replanning
     assert bench.run.read_plan() == OTHER
 
 
-def write_former(bench: Bench) -> None:
-    """The state of a run whose plan was replaced by another one, and made no step since."""
-    former = {"plan": FAST.to_manifest(), "profile": sample_profile().to_manifest()}
-    write_json(bench.run.former_plan, former)
+def write_former(bench: Bench, *, has_returned: bool = False) -> None:
+    """The state of a run whose plan was replaced by another one, and made no step since or has returned."""
+    former = FormerPlan(plan=FAST, profile=sample_profile(), successor_digest=OTHER.digest, has_returned=has_returned)
+    write_json(bench.run.former_plan, former.to_manifest())
     write_json(bench.run.profile, CORRECTED.to_manifest())
 
 

@@ -317,7 +317,8 @@ class Executor:
     def _end_attempt(self) -> None:
         has_failed = False
         if self._attempt is not None:
-            has_failed = not self._attempt.stop_requested and not self._has_succeeded()
+            is_stopped = self._attempt.stop_requested or self._requests.received
+            has_failed = not is_stopped and not self._has_succeeded()
             self._attempt.kill()
         self._attempt = None
         if self._replanner is not None:

@@ -4,16 +4,17 @@ The rules are those of `penstock.core.replanning`; the search runs in a process 
 ranks can change to is written to the run directory, where the first rank finds it. Any other plan is returned, and the
 caller ends the attempt for it, after a checkpoint.
 
-A plan may fail where the former one ran, for example for lack of memory. So the former one stays in the run directory
-until ranks have made some steps by the other one. If they end before that, the run returns to it, and is not planned
-again.
+A plan may fail where the former one ran, for example for lack of memory. The former plan stays in the run directory
+until the ranks have made `WARM_UP_STEPS` steps by the new plan. If they fail before that, the next attempt runs by the
+former plan, and the run is not planned again.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.core.errors import UserError
@@ -24,6 +25,7 @@ from penstock.core.records import WARM_UP_STEPS, StepMetrics
 from penstock.core.replanning import MOST_TIMELINES, NUM_TIMELINES, WINDOW, Replanning, choose, is_drifted
 from penstock.core.run.documents import read_timeline
 from penstock.core.run.folder import RunDir
+from penstock.core.run.former_plan import FormerPlan
 from penstock.core.serialization.files import write_json
 from penstock.planner.worker.process import Planner
 from penstock.planner.worker.protocol import PlanningRequest
@@ -68,7 +70,7 @@ class Replanner:
         self._num_searches = num_searches
         self._plan: Plan | None = None
         self._written: NextPlan | None = None
-        self._has_returned = False
+        self._has_returned = self._is_unproven = False
         self._searched_drift: float | None = None
         self._begun_at = 0.0
         self._start_seconds: float | None = None
@@ -87,11 +89,15 @@ class Replanner:
         self.end()
         self._plan, self._begun_at, self._start_seconds = plan, self._clock(), None
         self._earlier_timelines = {path: path.stat().st_mtime_ns for path in self._run.timelines.glob("step-*.json")}
+        self._has_returned = self._is_unproven = False
         try:
-            former = self._former()
-            self._has_returned = former is not None and former[0].digest == plan.digest
+            former = self._run.read_former_plan() if self._run.former_plan.exists() else None
         except UserError as error:
-            self._note(f"a failure of this plan would not be undone, since the former one cannot be read: {error}")
+            self._note(f"cannot read the former plan, so a failure of the present one will not be undone: {error}")
+            return
+        if former is not None:
+            self._has_returned = former.has_returned and former.plan.digest == plan.digest
+            self._is_unproven = former.successor_digest == plan.digest
 
     def end(self) -> NextPlan | None:
         """Forget the steps of ranks that have ended, and cancel a search.
@@ -111,8 +117,10 @@ class Replanner:
         if self._start_seconds is None:
             self._start_seconds = self._clock() - self._begun_at
         self._num_steps, self._step = self._num_steps + 1, metrics.step
-        if self._num_steps == WARM_UP_STEPS and not self._has_returned:
-            self._run.former_plan.unlink(missing_ok=True)
+        if self._num_steps >= WARM_UP_STEPS and self._is_unproven:
+            self._is_unproven = False
+            with contextlib.suppress(OSError):  # the next change replaces it
+                self._run.former_plan.unlink(missing_ok=True)
         prediction = self._plan.prediction if self._plan else None
         if self._num_steps <= WARM_UP_STEPS or prediction is None:
             return
@@ -153,40 +161,45 @@ class Replanner:
         if not is_taken:
             self._note("the run keeps its plan: its ranks refused the other one, and their log has the reason")
             return None
-        self._plan = written.plan
+        self._plan, self._is_unproven = written.plan, True
         return written
 
     def take(self, following: NextPlan) -> bool:
         """Make it the plan of the run directory, with its profile; return whether that was possible."""
+        self._keep_former(following)
         try:
-            self._run.write_former_plan(following.former, self._run.read_profile())
             write_json(self._run.profile, following.profile.to_manifest())
             write_json(self._run.plan, following.plan.to_manifest())
-        except (UserError, OSError) as error:
-            self._note(f"the run directory keeps its plan, since the other one cannot be written: {error}")
+        except OSError as error:
+            self._note(f"cannot write the other plan and its profile to the run directory: {error}")
             return False
         return True
 
-    def go_back(self) -> Plan | None:
-        """Return to the former plan after a failure, if ranks have made fewer than `WARM_UP_STEPS` steps by the present
-        one, and return it. The run is not planned again then.
-        """
+    def _keep_former(self, following: NextPlan) -> None:
+        plan, successor_digest = following.former, following.plan.digest
         try:
-            former = self._former()
-            if former is None or former[0].digest == self._run.read_plan().digest:
-                return None
-            plan, profile = former
-            write_json(self._run.profile, profile.to_manifest())
-            write_json(self._run.plan, plan.to_manifest())
+            former = FormerPlan(plan=plan, profile=self._run.read_profile(), successor_digest=successor_digest)
+            write_json(self._run.former_plan, former.to_manifest())
+        except (UserError, OSError) as error:
+            self._note(f"cannot keep the present plan, so a failure of the other one will not be undone: {error}")
+
+    def go_back(self) -> Plan | None:
+        """Write the former plan back after a failure of the ranks, and return it. None if there is none, or if the
+        ranks of this attempt have made `WARM_UP_STEPS` steps by the present one, or none of them was started.
+        """
+        if not self._is_unproven:
+            return None
+        self._is_unproven = False
+        try:
+            former = replace(self._run.read_former_plan(), has_returned=True)
+            write_json(self._run.profile, former.profile.to_manifest())
+            write_json(self._run.plan, former.plan.to_manifest())
+            write_json(self._run.former_plan, former.to_manifest())
         except (UserError, OSError) as error:
             self._note(f"the run cannot return to its former plan: {error}")
             return None
         self._note("the run returns to its former plan, since the other one failed, and is not planned again")
-        return plan
-
-    def _former(self) -> tuple[Plan, Profile] | None:
-        """The former plan and its profile, if there are any; raises `UserError` if they cannot be read."""
-        return self._run.read_former_plan() if self._run.former_plan.exists() else None
+        return former.plan
 
     def _is_due(self) -> bool:
         patience = PATIENCE_SECONDS * 2 ** min(self._num_searches, MOST_DOUBLINGS)

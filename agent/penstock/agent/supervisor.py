@@ -159,15 +159,15 @@ class Supervisor:
                 self._pause(POLL_SECONDS)
         except PenstockError as error:
             refused = isinstance(error, UserError)
-            self._publish(replace(self._report, state=AttemptState.FAILED, message=str(error), refused=refused))
+            self._end(replace(self._report, state=AttemptState.FAILED, message=str(error), refused=refused))
         except StopRequestedError:
             state = AttemptState.STOPPED if self._graceful else AttemptState.FAILED
-            self._publish(
-                replace(self._report, state=state, message="the supervisor received a signal and ended the attempt")
-            )
+            message = "the supervisor received a signal and ended the attempt"
+            self._end(replace(self._report, state=state, message=message), is_failure=False)
         finally:
             self._attempt.kill()
-            self._end_replanning(has_succeeded=self._report.state is AttemptState.SUCCEEDED)
+            if self._replanner is not None:
+                self._replanner.end()
         return self._report
 
     def _prepare(self) -> None:
@@ -180,14 +180,25 @@ class Supervisor:
         if not self._graceful:
             self._requests.check()
         if self._deadline_at is not None and self._clock() >= self._deadline_at:
-            self._publish(replace(self._report, state=AttemptState.FAILED, message=DEADLINE))
+            self._end(replace(self._report, state=AttemptState.FAILED, message=DEADLINE), is_failure=False)
             return
         self._fulfil_requests()
         self._replan()
         report = self._watched(self._observe())
-        if report.ended:  # before the report, which names the plan of the next attempt
-            self._end_replanning(has_succeeded=report.state is AttemptState.SUCCEEDED)
-        self._publish(replace(report, replanning=self._note_text, plan_digest=self._plan_digest))
+        if report.ended:
+            self._end(report)
+        else:
+            self._publish(report)
+
+    def _end(self, report: AttemptReport, *, is_failure: bool = True) -> None:
+        """End what is left of the attempt, write the plan of the next one, and publish the last report, which names it.
+
+        With ``is_failure``, a failed attempt may return to the former plan.
+        """
+        has_failed = is_failure and report.state is AttemptState.FAILED and not self._attempt.stop_requested
+        self._attempt.kill()
+        self._end_replanning(has_failed=has_failed, has_succeeded=report.state is AttemptState.SUCCEEDED)
+        self._publish(report)
 
     def _fulfil_requests(self) -> None:
         """Fulfil new requests: stop, measure, or train once the attempt is bound to a plan."""
@@ -254,18 +265,18 @@ class Supervisor:
             self._replanner.take(changed)
             self._plan_digest = changed.plan.digest
 
-    def _end_replanning(self, *, has_succeeded: bool) -> None:
-        """End a search, and leave the plan for which the attempt has ended to the next one, or the former plan if the
-        present one has just failed.
+    def _end_replanning(self, *, has_failed: bool, has_succeeded: bool) -> None:
+        """Cancel a search, and write the plan of the next attempt: the former one if the present plan failed in its
+        first steps, or the better one.
         """
         if self._replanner is None:
             return
         self._follow_ranks(self._replanner.end())
-        former = None if has_succeeded or self._attempt.stop_requested else self._replanner.go_back()
+        better, self._better = self._better, None
+        former = self._replanner.go_back() if has_failed else None
         if former is not None:
             self._plan_digest = former.digest
-        better, self._better = self._better, None
-        if better is not None and not has_succeeded and self._replanner.take(better):
+        elif better is not None and not has_succeeded and self._replanner.take(better):
             self._plan_digest = better.plan.digest
 
     def _note(self, text: str) -> None:
@@ -295,8 +306,8 @@ class Supervisor:
         return step
 
     def _publish(self, report: AttemptReport) -> None:
-        self._report = report
-        self._mailbox.report(report)
+        self._report = replace(report, replanning=self._note_text, plan_digest=self._plan_digest)
+        self._mailbox.report(self._report)
 
 
 def read_order(root: Path, attempt: int) -> Order:

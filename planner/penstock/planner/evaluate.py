@@ -74,10 +74,9 @@ MAKING = 4
 MOST_COMPARED_ACTIONS = 20_000
 """For longer steps the variants are not compared with each other."""
 
-
 MOVED_TRIALS, MOVED_ACTIONS, FEWEST_TRIALS = 500, 50_000, 50
-"""Moves of single actions by which the order of a candidate gets shorter, and limit of the actions that these moves
-simulate. A step that this limits to less than `FEWEST_TRIALS` keeps its order.
+"""Most moves of single actions per candidate, and most actions that they may simulate. A step that allows fewer than
+`FEWEST_TRIALS` moves keeps its order.
 """
 
 MOST_SIMULATED_ACTIONS = 2_000_000
@@ -243,7 +242,8 @@ class Simulated:
 
     def with_moved_actions(self, candidate: Candidate) -> Candidate | None:
         """The candidate with single actions moved within their ranks, as a recorded order; None if its step does not
-        get shorter, if devices are equally fast, or if the step is too long for enough trials.
+        get shorter, if devices are equally fast, if it recomputes, if its schedule is not one of `VARIED`, or if the
+        step is too long for enough moves.
         """
         num_trials = min(MOVED_TRIALS, MOVED_ACTIONS // candidate.num_actions)
         is_made = candidate.schedule in VARIED and not any(candidate.recompute)

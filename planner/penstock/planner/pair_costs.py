@@ -34,7 +34,7 @@ Segment = tuple[int, int]
 """Nanoseconds of compute, and of the collective that follows it."""
 
 UnitPass = tuple[UnitKind, int, Kind]
-"""A unit's kind, the number of its part, and F, I or W."""
+"""A unit's kind, the number of its part, and its pass: F, I or W."""
 
 
 def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None:
@@ -65,7 +65,9 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
     def units_of(stage: int) -> Sequence[tuple[UnitKind, int]]:
         return tuple((unit.kind, unit.part) for unit in model.units[slice(*candidate.stages[stage])])
 
-    def make(passes: Sequence[UnitPass], of_slice: Work) -> Nanoseconds:
+    @functools.cache
+    def segments_of_units(units: Sequence[tuple[UnitKind, int]], kind: Kind, column: int) -> Nanoseconds:
+        passes, of_slice = tuple(_passes(units, kind)), work_of(column)
         declared = {
             (kind, part, pass_kind): unit_collectives(kind, pass_kind, sharding, head_parts=model.head_parts, part=part)
             for kind, part, pass_kind in dict.fromkeys(passes)
@@ -80,9 +82,7 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
         kind, stage, column = KINDS[place[0]], place[1], place[2]
         if kind is Kind.R:
             return waits_of_recomputation(stage, work_of(column))
-        units, of_slice = units_of(stage), work_of(column)
-        key = (Collectives, tp, units, kind, of_slice)
-        return divided.kept(key, lambda: make(tuple(_passes(units, kind)), of_slice))
+        return segments_of_units(units_of(stage), kind, column)
 
     return Collectives(segments_of)
 
@@ -105,7 +105,9 @@ def _unit_ns(cost: CostModel, num_collectives: int, unit: UnitKind, kind: Kind, 
 
 
 def _passes(units: Sequence[tuple[UnitKind, int]], kind: Kind) -> Iterator[UnitPass]:
-    """The passes of units of these kinds and numbers of parts in the order in which an action runs them."""
+    """The passes of the units, each given by its kind and the number of its part, in the order in which an action runs
+    them.
+    """
     pass_kinds = (Kind.I, Kind.W) if kind is Kind.B else (kind,)
     in_order = reversed(units) if kind in (Kind.B, Kind.I) else units
     return ((unit, part, pass_kind) for unit, part in in_order for pass_kind in pass_kinds)

@@ -16,7 +16,8 @@ from penstock.core.manifest import limits_lifted
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.records import StepMetrics
-from penstock.core.serialization.files import complete_lines, make_folder, write_json
+from penstock.core.run.former_plan import FormerPlan
+from penstock.core.serialization.files import complete_lines, make_folder
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class RunDir:
 
     @property
     def former_plan(self) -> Path:
-        """The plan before the last change, with its profile, until ranks have made steps by the other one."""
+        """The replaced plan, until ranks have made some steps by the one that replaced it."""
         return self.root / "former-plan.json"
 
     @property
@@ -155,13 +156,9 @@ class RunDir:
         """The plan to continue with; raises `UserError` if it is missing or corrupt."""
         return _read_manifest(self.next_plan, Plan.from_manifest)
 
-    def read_former_plan(self) -> tuple[Plan, Profile]:
-        """The former plan and its profile; raises `UserError` if they are missing or corrupt."""
-        return _read_manifest(self.former_plan, _read_former_plan)
-
-    def write_former_plan(self, plan: Plan, profile: Profile) -> None:
-        """Keep a plan that is about to be replaced, with its profile."""
-        write_json(self.former_plan, {"plan": plan.to_manifest(), "profile": profile.to_manifest()})
+    def read_former_plan(self) -> FormerPlan:
+        """The replaced plan; raises `UserError` if it is missing or corrupt."""
+        return _read_manifest(self.former_plan, FormerPlan.from_manifest)
 
     def read_profile(self) -> Profile:
         """The profile; raises `UserError` if it is missing or corrupt."""
@@ -203,12 +200,6 @@ def _read(path: Path) -> str:
             where=str(path),
             remedy="name the directory of a run, or run the job first",
         ) from None
-
-
-def _read_former_plan(manifest: Any) -> tuple[Plan, Profile]:
-    if not isinstance(manifest, dict):
-        raise ValueError("it is no object with a plan and its profile")
-    return Plan.from_manifest(manifest.get("plan")), Profile.from_manifest(manifest.get("profile"))
 
 
 def _read_manifest(path: Path, read: Callable[[Any], T]) -> T:

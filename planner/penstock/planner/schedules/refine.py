@@ -68,8 +68,8 @@ Run = tuple[int, Word, Ints]
 def refine(
     pipeline: Pipeline, word: Word, caps: Ints, patience: int, num_rounds: int = 1, most_ns: int = UNKNOWN
 ) -> Run:
-    """The shortest step that the passes find within ``caps``; ``word`` itself has to stay within them. Passes may stop
-    that cannot lead to a step below ``most_ns``.
+    """The shortest step that the passes find within ``caps``; ``word`` itself has to stay within them. Forward passes
+    after the first one stop early if their step cannot be below ``most_ns``.
     """
     expected = np.full(len(pipeline.durations), UNKNOWN)
     best = _pass(pipeline, word, caps, patience, expected)
@@ -177,7 +177,8 @@ def _pass(
     shorter_than: int = UNKNOWN,
 ) -> Run:
     """One pass; ``expected`` are start times of an earlier one. It stops with an unknown length and incomplete arrays
-    once its step cannot be ``shorter_than`` that.
+    once its step must take at least ``shorter_than``. Then it is not known whether it would have deadlocked, so it is
+    not repeated with more messages under way.
     """
     if not is_reversed:
         within = _pass_within(pipeline, word, caps, patience, expected, pipeline.most_sent, is_reversed, shorter_than)
@@ -276,8 +277,8 @@ def _take_turns(
     starts: Ints, following: Int32s, heads: Ints, counts: Ints, waits: npt.NDArray[np.bool_], units: Ints, ready: Ints,
     ahead: Ints, matters: npt.NDArray[np.bool_],
 ) -> int:  # fmt: skip
-    """Run every rank's actions as time advances; returns the length of the step, -1 if it deadlocked. It is `UNKNOWN`
-    if a rank cannot end its actions, of which those that are left take ``left_ns``, before ``shorter_than``.
+    """Run every rank's actions as time advances; returns the length of the step, -1 if it deadlocked, and `UNKNOWN` if
+    a rank must end at ``shorter_than`` or later. ``left_ns`` [ranks] is the time of the actions that are left.
     """
     num_steps, makespan = word.shape[1], 0
     now = next_time(clock)
