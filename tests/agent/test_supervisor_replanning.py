@@ -134,7 +134,7 @@ def test_a_run_that_returned_to_its_plan_is_not_planned_again(tmp_path: Path) ->
 
 
 def test_a_former_plan_of_another_plan_is_not_returned_to(tmp_path: Path) -> None:
-    """The job was planned anew since, for example for other hosts."""
+    """The job was planned again since, for example for other hosts."""
     bench = drifted(tmp_path, "the stages")
     write_former(bench)
     bench.plan = PLAN
