@@ -153,7 +153,7 @@ def table(results: Mapping[str, Any]) -> str:
         "",
         f"A job on two real nodes; all on one machine: {results['machine']}.",
         "Seconds from when the cluster can see it (a pod is being deleted, a node is not ready, no step was taken for",
-        "a minute) until the next attempt's JobSet is made. What is left of the attempt may save a checkpoint meanwhile.",
+        "a minute) until the next attempt's JobSet is made. The attempt may save a checkpoint meanwhile.",
         "",
         f"| what | times | median | most (wanted {WANTED_SECONDS:.0f}) |",
         "|---|---:|---:|---:|",
