@@ -123,11 +123,19 @@ def test_one_part_joins_each_of_the_last_pinned_stages() -> None:
     assert pinned_stages((2, 0), 7, 2) == ((0, 6), (6, 7))
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 6))
-def test_pinned_stages_are_possible_where_they_hold_all_units_in_order(halves: list[int], parts: int) -> None:
+@st.composite
+def pinned_halves(draw: st.DrawFn) -> tuple[list[int], int]:
+    """Half layers of stages, whole layers in all, and a number of parts of the head."""
+    halves = draw(st.lists(st.integers(0, 4), min_size=1, max_size=6))
+    halves[0] += sum(halves) % 2 or 2 * (not any(halves))
+    return halves, draw(st.integers(1, len(halves)))
+
+
+@given(pinned_halves())
+def test_pinned_stages_are_possible_where_they_hold_all_units_in_order(pinned: tuple[list[int], int]) -> None:
     """By the other way round: every stage has a unit, and the last ones exactly one part each."""
+    halves, parts = pinned
     blocks, layers = [half / 2 for half in halves], sum(halves) / 2
-    assume(layers == int(layers) and layers > 0 and parts <= len(blocks))
     stages = pinned_stages(blocks, 2 * int(layers) + 1 + parts, parts)
     first = 2 * int(layers) + 1
     held = [max(stop - max(first, start), 0) for start, stop in stages]
