@@ -1,8 +1,8 @@
 """Compares plans for 3 to 6 devices of two kinds with all meshes, placements and cuts into stages, by brute force.
 
 A problem depends only on the seed and its number. The plan may be at most `SLOWER` times as long as the best that brute
-force finds (`tests/support/every_plan.py`). Plans are free but for tp 1, and then have 1F1B pinned, in turn: free plans
-often have several stages per rank, which brute force leaves out. Six devices take minutes.
+force finds (`tests/support/every_plan.py`). Ten problems have only tp 1 pinned, and the next ten also 1F1B, in turn:
+free plans often have several stages per rank, which brute force leaves out. Six devices take minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Report = Callable[[str], None]
 SLOWER = 1.03
 
 DEVICES = (3, 4, 3, 4, 5, 4, 3, 5, 4, 6)
-"""By the last digit of a problem's number."""
+"""Number of devices, by the last digit of a problem's number."""
 
 
 def compare_with_all(seed: int, *, first: int, count: int, report: Report) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.agent import replanner
+from penstock.agent.launch import Outcome
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import AttemptState
 from penstock.core.plan import Plan
@@ -116,10 +117,7 @@ def test_ranks_that_change_their_plan_are_followed(tmp_path: Path) -> None:
 
 def test_a_plan_that_fails_at_once_is_undone(tmp_path: Path) -> None:
     """The next attempt's supervisor finds the former plan in the run directory, and the service learns its digest."""
-    bench = drifted(tmp_path, "the stages")
-    write_former(bench)
-    bench.plan = OTHER
-    bench.workers.scripts = [Script(until=0, end=killed())]
+    bench = failing_at_once(tmp_path, OTHER, killed())
     report = bench.supervise()
     assert (report.state, report.plan_digest) == (AttemptState.FAILED, FAST.digest)
     assert report.replanning.startswith("the run returns to its former plan")
@@ -135,10 +133,7 @@ def test_a_run_that_returned_to_its_plan_is_not_planned_again(tmp_path: Path) ->
 
 def test_a_former_plan_of_another_plan_is_not_returned_to(tmp_path: Path) -> None:
     """The job was planned again since, for example for other hosts."""
-    bench = drifted(tmp_path, "the stages")
-    write_former(bench)
-    bench.plan = PLAN
-    bench.workers.scripts = [Script(until=0, end=killed())]
+    bench = failing_at_once(tmp_path, PLAN, killed())
     report = bench.supervise()
     assert (report.state, report.plan_digest, report.replanning) == (AttemptState.FAILED, "", "")
     assert bench.run.read_plan() == PLAN
@@ -177,10 +172,7 @@ def test_a_better_plan_stays_if_the_attempt_fails_before_it_is_stopped(tmp_path:
 
 def test_a_user_error_of_the_ranks_undoes_the_plan_in_the_last_report(tmp_path: Path) -> None:
     """The service learns of it only there."""
-    bench = drifted(tmp_path, "the stages")
-    write_former(bench)
-    bench.plan = OTHER
-    bench.workers.scripts = [Script(until=0, end=refused("holds no tokens", "add text"))]
+    bench = failing_at_once(tmp_path, OTHER, refused("holds no tokens", "add text"))
     report = bench.supervise()
     assert (report.state, report.plan_digest) == (AttemptState.FAILED, FAST.digest)
     assert bench.report == report
@@ -211,6 +203,15 @@ def test_a_damaged_former_plan_is_a_note(tmp_path: Path, content: str) -> None:
     )
     assert str(bench.run.former_plan) in report.replanning
     assert bench.run.read_plan() == OTHER
+
+
+def failing_at_once(root: Path, plan: Plan, end: Outcome) -> Bench:
+    """An attempt by that plan which fails before its first step; `OTHER` replaced the former plan."""
+    bench = drifted(root, "the stages")
+    write_former(bench)
+    bench.plan = plan
+    bench.workers.scripts = [Script(until=0, end=end)]
+    return bench
 
 
 def write_former(bench: Bench, *, has_returned: bool = False) -> None:

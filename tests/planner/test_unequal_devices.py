@@ -195,8 +195,8 @@ def test_three_devices_are_used_as_well_as_all_meshes_placements_and_cuts(number
     """Within 3 %, for random problems; ``./dev soak every-plan`` has more, and more devices."""
     drawn = random_problem(random.Random(number), 3)
     plan = planned(drawn)
-    least_ns, text = least_step_ns(drawn, plan)
-    assert 1e9 * seconds(plan) <= 1.03 * least_ns, text
+    least_ns, description = least_step_ns(drawn, plan)
+    assert 1e9 * seconds(plan) <= 1.03 * least_ns, description
 
 
 def test_an_order_is_at_least_as_long_as_its_bound_says() -> None:

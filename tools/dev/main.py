@@ -13,8 +13,7 @@ Change it:
     ./dev bench [NAME...]  run the named benchmarks, or all; --list lists them
     ./dev gpu [PART...]    checks and measurements on a machine with a GPU, in parts; --list lists them
     ./dev soak [PART...]   long runs that search for failures: kills, fuzz, queue, plans, small-plans, mixed,
-                           every-plan;
-                           see --help
+                           every-plan; see --help
     ./dev clean            remove environments and caches, but not runs/
 
 Release it:

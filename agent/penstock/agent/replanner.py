@@ -176,16 +176,17 @@ class Replanner:
         return True
 
     def _keep_former(self, following: NextPlan) -> None:
-        plan, successor_digest = following.former, following.plan.digest
+        digest = following.plan.digest
         try:
-            former = FormerPlan(plan=plan, profile=self._run.read_profile(), successor_digest=successor_digest)
+            former = FormerPlan(plan=following.former, profile=self._run.read_profile(), successor_digest=digest)
             write_json(self._run.former_plan, former.to_manifest())
         except (UserError, OSError) as error:
             self._note(f"cannot keep the present plan, so a failure of the other one will not be undone: {error}")
 
     def go_back(self) -> Plan | None:
-        """Write the former plan back after a failure of the ranks, and return it. None if there is none, or if the
-        ranks of this attempt have made `WARM_UP_STEPS` steps by the present one, or none of them was started.
+        """Write the former plan back after a failure of the ranks, and return it.
+
+        None if the ranks of this attempt did not start by a new plan, or have made `WARM_UP_STEPS` steps by it.
         """
         if not self._is_unproven:
             return None

@@ -58,7 +58,7 @@ def time_of(clock: Clock, cell: int) -> int:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def set_time(clock: Clock, cell: int, time: int) -> None:
-    """Set the next time of ``cell``. Minima above a node that stays the same also stay the same."""
+    """Set the next time of ``cell``. Stops at a node that stays the same: so do those above it."""
     node = cell + len(clock) // 2
     least = time << clock[0] | cell
     while clock[node] != least:

@@ -280,7 +280,7 @@ def _by_placement(judge: Simulated, budget: Budget, reporter: Reporter | None) -
 
 
 def _tighter(judge: Simulated, problem: Problem, needed_bytes: int) -> Simulated:
-    """The judge with a limit that is lower by the factor by which arenas of ``needed_bytes`` exceed the problem's."""
+    """The judge with its limit multiplied by `TIGHTER`, and by the ratio of the problem's limit to ``needed_bytes``."""
     limit = TIGHTER * judge.problem.memory_limit_bytes * problem.memory_limit_bytes / needed_bytes
     return judge.limited(max(int(limit), 1))
 
@@ -360,8 +360,8 @@ def _whole_mebibytes(num_bytes: float) -> int:
 
 
 def _first_fit(judge: Simulated) -> NothingFitsError | None:
-    """None if any plan fits, however slow, else the shortage. A candidate for more devices takes longer, so fewer are
-    tried. The plan itself is not made: to record its schedule may take longer than to find it.
+    """The shortage, or None if some plan fits, however slow. A candidate for more devices takes longer, so fewer are
+    tried. The plan itself is not made, because recording its schedule may take longer than finding it.
     """
     problem, closest = judge.problem, None
     budget = FIRST_RECOMPUTED if may_recompute(problem) else FIRST_FIT

@@ -85,8 +85,8 @@ PRICED_PARTS = (1.0, 0.5)
 
 
 def other_orders(judge: Judge, problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
-    """The candidate with other orders of its schedule, and with recomputation in other waits unless its order is
-    recorded.
+    """The candidate with other orders of its schedule, with single actions moved, and with recomputation in other waits
+    unless its order is recorded.
     """
     orders = dict.fromkeys((candidate, with_h1(candidate), judge.best_variant(candidate)))
     yield from orders

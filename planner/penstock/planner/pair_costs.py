@@ -68,15 +68,12 @@ def collectives_of(problem: Problem, candidate: Candidate) -> Collectives | None
     @functools.cache
     def segments_of_units(units: Sequence[tuple[UnitKind, int]], kind: Kind, column: int) -> Nanoseconds:
         passes, of_slice = tuple(_passes(units, kind)), work_of(column)
-        declared = {
-            (kind, part, pass_kind): unit_collectives(kind, pass_kind, sharding, head_parts=model.head_parts, part=part)
-            for kind, part, pass_kind in dict.fromkeys(passes)
-        }
-        steps = {
-            unit: tuple(_steps(unit[0], collectives, *unit_ns(len(collectives), unit[0], unit[2], of_slice)))
-            for unit, collectives in declared.items()
-        }
-        return _segments(itertools.chain.from_iterable(steps[unit] for unit in passes))
+        steps: dict[UnitPass, tuple[tuple[int, int | None], ...]] = {}
+        for unit, part, pass_kind in dict.fromkeys(passes):
+            declared = unit_collectives(unit, pass_kind, sharding, head_parts=model.head_parts, part=part)
+            times = unit_ns(len(declared), unit, pass_kind, of_slice)
+            steps[unit, part, pass_kind] = tuple(_steps(unit, declared, *times))
+        return _segments(itertools.chain.from_iterable(steps[unit_pass] for unit_pass in passes))
 
     def segments_of(place: Place) -> Nanoseconds:
         kind, stage, column = KINDS[place[0]], place[1], place[2]

@@ -79,7 +79,7 @@ def _greedy_ns(savings: Ints, by_time: Ints, own: Ints, needed: float, chosen: I
 @compiled
 def first_places(times: Floats, most_ns: float, places: Ints) -> int:
     """Fill ``places`` with the first ones whose lower bounds are at most ``most_ns``, and return how many there are; -1
-    if the greedy choice of one takes longer.
+    if for one of them the greedy choice takes longer than ``most_ns``, so that a better choice has to be searched for.
     """
     count = 0
     for place in range(times.shape[1]):

@@ -1,9 +1,9 @@
 """Shorter steps by moving single actions within their ranks, judged by the simulator.
 
-Problem. `refine` assumes that a message takes its transfer, however many are under way on its channel. If a slow link
-is busy most of the time, orders that are equally long under this assumption differ by a tenth in the simulator. With
-ranks of unequal speed, which of them is made depends on small changes of the costs: one that was made for other costs
-may be shorter.
+Problem. `refine` assumes that a message arrives after its transfer time, however many messages share its channel. If a
+slow link is busy most of the time, orders that are equally long under this assumption differ by a tenth in the
+simulator. With ranks of unequal speed, small changes of the costs decide which order is made, so one that was made for
+other costs may be shorter.
 
 Idea. A hill climb: an action of a random rank moves by up to `REACH` places, and the new order is kept unless its
 simulated step is longer. Equal steps are kept, too, so the climb walks along plateaus. The draws are the same at every
@@ -12,8 +12,8 @@ call.
 Example: four ranks on two nodes with a slow link between them, eight slices, 96 actions. The shortest step of all
 variants of ``zb`` is 7.03 ms, after 100 moves 6.91 ms, after 300 moves 6.81 ms and after 1,000 moves 6.75 ms.
 
-A rank has few orders per action that help, so the number of moves that is needed grows with the number of actions, as
-does the time of a simulation: short steps only.
+Few moves help, so the number that is needed grows with the number of actions, as does the time of each simulation.
+Only short steps are improved.
 """
 
 from __future__ import annotations
