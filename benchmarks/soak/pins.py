@@ -22,9 +22,9 @@ from penstock.core.cluster import ClusterSpec
 from penstock.core.job import JobSpec, ParallelismSpec
 from penstock.core.plan import Plan
 from penstock.planner.evaluate import VARIED
-from penstock.planner.outlines import MOST_ACTIONS_IN_FULL, NUM_SLICES, REPEATING
+from penstock.planner.outlines import MOST_ACTIONS_IN_FULL, NUM_SLICES
 from penstock.planner.problem import problem_from_cluster
-from penstock.planner.schedules.registry import BUILT_IN, find
+from penstock.planner.schedules.registry import BUILT_IN, REPEATING, find
 from penstock.planner.sizes import divisors
 from tests.support.random_plans import full_pin, neighbours
 

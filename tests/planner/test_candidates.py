@@ -13,9 +13,10 @@ from penstock.core.schedule import ScheduleSpec
 from penstock.planner.candidate import Candidate
 from penstock.planner.evaluate import Simulated
 from penstock.planner.memory_fit import Shortage
-from penstock.planner.outlines import SCHEDULES, VIRTUAL, outlines
+from penstock.planner.outlines import outlines
 from penstock.planner.pins import pinned_stages
 from penstock.planner.problem import Problem
+from penstock.planner.schedules.registry import SEARCHED, SEARCHED_VIRTUAL
 from penstock.planner.stagecost import equal_slices
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem, slower_device
 from tests.support.small_plans import looped_schedule
@@ -41,11 +42,11 @@ def test_candidates_cover_the_model_and_the_sequence(model: Any, length: int, ra
     for candidate in found:
         assert sum(candidate.slices) == length
         assert min(candidate.slices) > 0
-        assert len(candidate.stages) == candidate.mesh.pp * (2 if candidate.schedule in VIRTUAL else 1)
+        assert len(candidate.stages) == candidate.mesh.pp * (2 if candidate.schedule in SEARCHED_VIRTUAL else 1)
         assert [first for first, _ in candidate.stages] == [0, *(stop for _, stop in candidate.stages[:-1])]
         assert candidate.stages[-1][1] == model.num_units
         assert all(first < stop for first, stop in candidate.stages)
-        assert candidate.schedule in (("1f1b",) if candidate.mesh.pp == 1 else (*SCHEDULES, *VIRTUAL))
+        assert candidate.schedule in (("1f1b",) if candidate.mesh.pp == 1 else (*SEARCHED, *SEARCHED_VIRTUAL))
 
 
 PINS: list[tuple[dict[str, Any], Any]] = [

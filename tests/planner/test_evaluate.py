@@ -18,8 +18,8 @@ from penstock.planner.device_order import devices_by_number
 from penstock.planner.evaluate import MAKING, Simulated
 from penstock.planner.judge import Evaluation
 from penstock.planner.order import to_schedule
-from penstock.planner.outlines import SCHEDULES
 from penstock.planner.problem import Mesh, Problem
+from penstock.planner.schedules.registry import SEARCHED
 from penstock.planner.schedules.variants import QUICK_FROM
 from penstock.planner.stagecost import equal_slices
 from tests.support.planning import TINY_GPT2, TINY_LLAMA, cluster, measured_problem, problem
@@ -45,7 +45,7 @@ def candidates(draw: st.DrawFn, asked: Problem) -> Candidate:
         mesh=Mesh(dp=dp, tp=1, pp=pp, microbatch=microbatch, num_microbatches=draw(st.integers(1, 6))),
         stages=tuple(itertools.pairwise((0, *sorted(cuts), asked.model.num_units))),
         slices=tuple(slices),
-        schedule=draw(st.sampled_from(SCHEDULES)),
+        schedule=draw(st.sampled_from(SEARCHED)),
     )
 
 

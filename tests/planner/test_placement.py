@@ -18,9 +18,9 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.decide import decide
 from penstock.planner.evaluate import Simulated
 from penstock.planner.measured import problem_from_profile
-from penstock.planner.outlines import SCHEDULES
 from penstock.planner.placement import bound_ns, device_group_classes, every_arrangement, links_are_alike, placed
 from penstock.planner.problem import Mesh, Problem
+from penstock.planner.schedules.registry import SEARCHED
 from tests.support.planning import cluster, job, problem, profile, slow_link
 
 FACTORS = st.sampled_from([1.0, 3.0, 10.0, 60.0])
@@ -59,7 +59,7 @@ def everywhere(asked: Problem, candidate: Candidate) -> dict[tuple[int, ...], in
 
 
 @settings(max_examples=8)
-@given(cases(schedules=SCHEDULES[:3]))
+@given(cases(schedules=SEARCHED[:3]))
 def test_on_few_devices_no_placement_is_faster(case: tuple[Problem, Candidate]) -> None:
     asked, candidate = case
     judge = Simulated(asked)

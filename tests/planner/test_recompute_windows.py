@@ -15,12 +15,12 @@ from penstock.core.schedule import Kind, ScheduleSpec, parse_schedule
 from penstock.planner.candidate import Candidate
 from penstock.planner.compile import program_of
 from penstock.planner.decide import draft_plan
-from penstock.planner.evaluate import SPLIT, Simulated, owners_of
+from penstock.planner.evaluate import Simulated, owners_of
 from penstock.planner.order import RECOMPUTE, Order, actions_of, from_schedule, to_schedule
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.recompute_windows import TracedStep, exposed_shares, hidden_in_waits
 from penstock.planner.remainder import remainder_slices
-from penstock.planner.schedules.registry import BUILT_IN, find
+from penstock.planner.schedules.registry import BUILT_IN, SPLITTING, find
 from penstock.planner.simulate import kernel
 from penstock.planner.simulate.arrays import link_order, simulate_linked
 from penstock.planner.simulate.costs import compute_table, uncontended
@@ -99,7 +99,7 @@ def test_recomputations_move_within_the_limit(chosen: tuple[Problem, Candidate],
         assert sorted(without_recomputation(orders[0])) == sorted(without_recomputation(orders[1]))
     else:
         assert sorted(map(str, actions_of(orders[0]))) == sorted(map(str, actions_of(orders[1])))
-    if str(candidate.schedule) not in SPLIT or candidate.recompute_inside:
+    if str(candidate.schedule) not in SPLITTING or candidate.recompute_inside:
         assert without_recomputation(orders[0]) == without_recomputation(orders[1])
     plan = draft_plan(judge, after)
     program = program_of(plan)  # proved

@@ -17,12 +17,12 @@ from penstock.core.units import to_nanoseconds
 from penstock.planner.budget import Budget
 from penstock.planner.compile import schedule_of
 from penstock.planner.decide import decide
-from penstock.planner.evaluate import SPLIT, Simulated
+from penstock.planner.evaluate import Simulated
 from penstock.planner.order import from_schedule, to_schedule
 from penstock.planner.problem import Mesh, meshes
 from penstock.planner.remainder import remainder_slices
 from penstock.planner.replay import candidate_of, placement_of, problem_of, simulated
-from penstock.planner.schedules.registry import BUILT_IN, find
+from penstock.planner.schedules.registry import BUILT_IN, SPLITTING, find
 from penstock.planner.sizes import divisors, microbatch_sizes
 from penstock.planner.stagecost import prefixes
 from tests.support.planning import cluster, job, problem
@@ -173,7 +173,7 @@ def test_the_bound_of_a_candidate_is_no_longer_than_its_step(schedule: str) -> N
     result = decide(asked).result
     for each in (result.best, *result.others):
         assert judge.bound_ns(each.candidate) <= each.step_ns
-        assert (each.candidate.schedule in SPLIT) == (schedule == "zb-h1")
+        assert (each.candidate.schedule in SPLITTING) == (schedule == "zb-h1")
 
 
 @pytest.mark.parametrize("batch", [5, 7, *(pytest.param(batch, marks=pytest.mark.long) for batch in (11, 13))])

@@ -33,7 +33,6 @@ from tests.support.step_costs import shape, zb_inputs
 from tests.support.strategies import schedules
 
 SMALL = list(product((1, 2, 3, 5), (1, 2, 3), (1, 2, 4)))
-SPLIT = {"zb-h1", "zb", "zbv", "v-half", "v-min", "interleaved-zb"}
 
 
 def texts(order: Order, rank: int) -> str:
@@ -48,7 +47,7 @@ def test_every_small_pipeline_is_complete_and_can_run(name: str) -> None:
         assert ordered.stage_ranks == stage_ranks(name, num_ranks)
         kinds = Counter(action.kind for row in ordered.rows for action in row)
         units = len(ordered.stage_ranks) * num_microbatches * num_slices
-        backward = {Kind.I: units, Kind.W: units} if name in SPLIT else {Kind.B: units}
+        backward = {Kind.I: units, Kind.W: units} if find(name).splits_backward else {Kind.B: units}
         assert kinds == {Kind.F: units, **backward}
 
 

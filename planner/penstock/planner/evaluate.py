@@ -23,7 +23,6 @@ from penstock.planner.judge import Evaluation, OrderBound
 from penstock.planner.memory_fit import MemoryFit, enough_microbatches
 from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import FORWARD, INPUT_GRADIENT, RECOMPUTE, WEIGHT_GRADIENT, Order
-from penstock.planner.outlines import REPEATING
 from penstock.planner.passes.reductions import reductions_of
 from penstock.planner.problem import Mesh, Problem, parsed_schedule
 from penstock.planner.recompute_windows import TracedStep, exposed_shares, hidden_in_waits
@@ -34,7 +33,15 @@ from penstock.planner.schedules.moved import moved_word
 from penstock.planner.schedules.pipeline import pipeline_of, stages_by_rank
 from penstock.planner.schedules.recomputed import MOST_STAGES_PER_RANK, with_refined_recomputation
 from penstock.planner.schedules.recorded import record
-from penstock.planner.schedules.registry import BUILT_IN, find, order_from_spec, recipe, stage_ranks
+from penstock.planner.schedules.registry import (
+    BUILT_IN,
+    REPEATING,
+    SPLITTING,
+    find,
+    order_from_spec,
+    recipe,
+    stage_ranks,
+)
 from penstock.planner.schedules.v_shape import ZBV
 from penstock.planner.schedules.variants import QUICK_FROM, Growing, Variants
 from penstock.planner.schedules.zero_bubble import ZB
@@ -61,9 +68,6 @@ from penstock.planner.tables import (
 )
 
 DEFAULT_RECEIVE_AHEAD = 4
-
-SPLIT = frozenset({"zb-h1", "zb", "zbv", "v-half", "v-min", "interleaved-zb"})
-"""Built-in schedules that run I and W instead of B."""
 
 VARIED: dict[object, Variants] = {"zb": ZB, "zbv": ZBV, "interleaved-zb": INTERLEAVED}
 """Built-in schedules that choose among several orders."""
@@ -146,7 +150,7 @@ class Simulated:
         """
         if candidate.schedule not in BUILT_IN or candidate.schedule == BRAIDED:
             return 0
-        split = candidate.schedule in SPLIT
+        split = candidate.schedule in SPLITTING
         owners = owners_of(candidate)
         key = (*_boundaries(candidate), owners, split)
         if key not in self._bounds:
@@ -267,7 +271,7 @@ class Simulated:
 
     def _hiding_orders(self, candidate: Candidate, name: str) -> Iterator[Order]:
         """Other orders of a split backward: with R as an action of its own, and made as if R took no time."""
-        is_splitting = name in SPLIT and not candidate.recompute_inside
+        is_splitting = name in SPLITTING and not candidate.recompute_inside
         if not is_splitting or find(name).per_rank(candidate.mesh.pp, len(candidate.stages)) > MOST_STAGES_PER_RANK:
             return
         recomputed, num_remainder_slices = recomputed_stages(candidate.recompute), len(candidate.remainder_slices)

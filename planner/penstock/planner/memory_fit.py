@@ -67,7 +67,7 @@ from penstock.planner.recompute import (
 )
 from penstock.planner.schedules.braided import BRAIDED
 from penstock.planner.schedules.inputs import ScheduleInputs
-from penstock.planner.schedules.registry import BUILT_IN, find, stage_ranks
+from penstock.planner.schedules.registry import ADAPTIVE, BUILT_IN, USUAL, find, stage_ranks
 from penstock.planner.schedules.variants import one_by_one
 from penstock.planner.simulate.memory import Walk
 from penstock.planner.stagecost import UNIT_KINDS, Integers, Stages, unit_counts, unit_totals
@@ -86,12 +86,9 @@ NEARLY, SHORT_WALK = 1.1, 4_000
 `NEARLY` times the limit.
 """
 
-STANDS_FOR: dict[str, tuple[str, ...]] = {"zb": ("zb-h1",), "zbv": (), "v-half": (), "v-min": (), "interleaved-zb": ()}
-"""Schedules that adapt to the free memory, each with the schedules whose orders it may have with enough memory."""
-
 DEPTHS = (0.25, 0.5, 1.0, 1.5)
-"""Recomputation is also chosen for orders of `STANDS_FOR` that hold more and so wait less: one micro-batch, and these
-multiples of the K - 1 slices that 1F1B holds beyond it.
+"""For adaptive schedules, recomputation is also chosen for orders that hold more and so wait less: one micro-batch, and
+these multiples of the K - 1 slices that 1F1B holds beyond it.
 """
 
 MOST_WALKED, FEWEST_WALKS = 5_000_000, 8
@@ -145,7 +142,7 @@ class MemoryFit:
         walks = list(self._walks_of(shape))
         fit = functools.partial(self._recomputing, shape, most_ns=most_ns, exposed=exposed)
         results = [fit(*plain_and_recomputed) for plain_and_recomputed in walks]
-        if shape.schedule in STANDS_FOR and results[0] is not None:
+        if shape.schedule in ADAPTIVE and results[0] is not None:
             usual = (shape.mesh.pp - 1) / len(shape.slices)
             results += [fit(*walks[-1], num_held=1 + depth * usual) for depth in DEPTHS]
         fitting = [result for result in results if isinstance(result, Candidate)]
@@ -181,7 +178,7 @@ class MemoryFit:
             return self._with_stages(candidate, candidate.stages)
         if candidate.schedule not in BUILT_IN:
             return candidate  # a recorded order, whose bytes are known after its simulation
-        if candidate.schedule in STANDS_FOR:
+        if candidate.schedule in ADAPTIVE:
             kept = own_remakes(self.problem.divided(candidate.head_parts), candidate)
             *_, (_, remade_walk) = self._walks_of(kept)
             if (np.add(*self._bytes(kept, remade_walk)) <= self.problem.memory_limit_bytes).all():
@@ -236,13 +233,13 @@ class MemoryFit:
 
     def _walks_of(self, shape: Candidate) -> Iterator[tuple[Walk, Walk]]:
         """Pairs of walks with the order's bytes: with everything kept, and with everything recomputed, without an R if
-        that is inside backwards. For an order that adapts to the free memory, first those of the orders in
-        `STANDS_FOR`, then with one micro-batch at a time.
+        that is inside backwards. For an order that adapts to the free memory, first those of its usual order, then
+        with one micro-batch at a time.
         """
         name, num_remainder_slices = str(shape.schedule), len(shape.remainder_slices)
         num_microbatches = enough_microbatches(shape, self.receive_ahead)
-        shapes = [(schedule, num_microbatches, num_remainder_slices) for schedule in STANDS_FOR.get(name, (name,))]
-        for shape_key in shapes + ([(name, 1, 0)] if name in STANDS_FOR else []):
+        shapes = [(schedule, num_microbatches, num_remainder_slices) for schedule in _orders_in_full(name)]
+        for shape_key in shapes + ([(name, 1, 0)] if name in ADAPTIVE else []):
             yield self._walk(shape, *shape_key), self._walk(shape, *shape_key, recomputes=not shape.recompute_inside)
 
     def _cut_of(
@@ -287,13 +284,13 @@ class MemoryFit:
         name, num_remainder_slices = str(balanced.schedule), len(balanced.remainder_slices)
         num_microbatches = enough_microbatches(balanced, self.receive_ahead)
         recomputes = bool(balanced.recompute) and not balanced.recompute_inside
-        if name not in STANDS_FOR:
+        if name not in ADAPTIVE:
             yield self._fitted(
                 balanced, self._walk(balanced, name, num_microbatches, num_remainder_slices, recomputes=recomputes)
             )
             return
         leanest = self._fitted(balanced, self._walk(balanced, name, 1, 0, recomputes=recomputes))
-        for schedule in STANDS_FOR[name]:
+        for schedule in _orders_in_full(name):
             if isinstance(leanest, Shortage):  # orders that hold more do not fit either
                 yield leanest
             else:
@@ -321,7 +318,7 @@ class MemoryFit:
                 num_slices=len(shape.slices),
                 stages_per_rank=generator.per_rank(shape.mesh.pp, len(shape.stages)),
             )
-            order = one_by_one(inputs, generator.place) if name in STANDS_FOR else generator.generate(inputs)
+            order = one_by_one(inputs, generator.place) if name in ADAPTIVE else generator.generate(inputs)
             order = order if joins else order.unpaired()
             order, late = order.with_remainder(num_remainder_slices), self.problem.late_receives
             order = order.with_recomputation(set(range(len(shape.stages)) if recomputes else ()))
@@ -478,6 +475,15 @@ def _ranges(lengths: Integers, parity: int, num_units: int) -> Stages:
     first = np.full(len(lengths), 2 - parity)
     first[0], first[-1] = 0, num_units - lengths[-1]
     return tuple(zip(first.tolist(), (first + lengths).tolist(), strict=True))
+
+
+def _orders_in_full(schedule: str) -> tuple[str, ...]:
+    """The schedule itself, if its order does not adapt to the free memory; else the one it has with enough memory, if
+    that is known.
+    """
+    if schedule not in ADAPTIVE:
+        return (schedule,)
+    return (USUAL[schedule],) if schedule in USUAL else ()
 
 
 def enough_microbatches(shape: Candidate, receive_ahead: int) -> int:

@@ -20,7 +20,7 @@ from penstock.planner.cost import CostModel
 from penstock.planner.memory import optimizer_bytes_per_parameter, whole_bytes_per_parameter
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.recompute import Savings, may_recompute, savings_inside, savings_of
-from penstock.planner.schedules.registry import BUILT_IN, find
+from penstock.planner.schedules.registry import BUILT_IN, LIKE_1F1B, find
 from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, collective_seconds, pass_seconds, prefixes
 from penstock.planner.unit_memory import gradient_slot_bytes, optimizer_bytes, unit_bytes
 from penstock.planner.work import Floats
@@ -135,9 +135,6 @@ class Relief:
 
     recompute_ns: int
     least_bytes: int
-
-
-LIKE_1F1B = frozenset({"1f1b", "zb-h1"})
 
 
 def microbatch_capacity(problem: Problem, work: UnitWork, mesh: Mesh, zero: int) -> Floats:

@@ -61,8 +61,7 @@ from penstock.planner.device_order import first_replica_in_order, slowness_in_or
 from penstock.planner.memory import optimizer_bytes_per_parameter, stepped_elements
 from penstock.planner.outline_work import OutlineMemories, Relief, UnitWork, microbatch_capacity, stages_per_rank
 from penstock.planner.problem import Mesh, Problem, imported_schedule, meshes, zero_degrees
-from penstock.planner.schedules.braided import BRAIDED
-from penstock.planner.schedules.registry import BUILT_IN, find
+from penstock.planner.schedules.registry import BUILT_IN, REPEATING, SEARCHED, SEARCHED_VIRTUAL, USUAL, find
 from penstock.planner.simulate.periodic import enough_to_repeat
 from penstock.planner.stagecost import (
     Integers,
@@ -159,23 +158,11 @@ def _least_relieved_ns(among: Iterable[Outline], limit_bytes: int) -> int | None
     return next((outline.estimate_ns for outline in fitting), None)
 
 
-REPEATING = frozenset({"1f1b", "zb-h1", "zb", BRAIDED})
-"""Built-in schedules whose steps repeat, and whose ranks do not hold more the longer they run."""
-
-LIKE_USUAL = {"zb": "zb-h1"}
-"""For each schedule that adapts to the free memory, the one that holds the same bytes if memory suffices. With less
-memory, the adaptive schedule still fits without recomputation, but its ranks wait.
-"""
-
 MOST_ACTIONS_IN_FULL = 60_000
 """Longer steps that do not repeat are only searched if their schedule is pinned."""
 
 NUM_SLICES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 """Numbers of slices of the outlines if none is pinned; the search also tries the neighbours of the best."""
-
-SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb")
-VIRTUAL = ("zbv", "interleaved-zb")
-"""Searched schedules with several stages per rank."""
 
 
 def schedules_for(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec, ...]:
@@ -194,8 +181,8 @@ def _allowed_schedules(problem: Problem, mesh: Mesh) -> tuple[str | ScheduleSpec
     if mesh.pp == 1:
         return ("1f1b",)
     if pinned.stages is not None:
-        return SCHEDULES if len(pinned.stages) == mesh.pp else VIRTUAL
-    return (*SCHEDULES, *VIRTUAL)
+        return SEARCHED if len(pinned.stages) == mesh.pp else SEARCHED_VIRTUAL
+    return (*SEARCHED, *SEARCHED_VIRTUAL)
 
 
 def outlines(problem: Problem) -> list[Outline]:
@@ -274,7 +261,7 @@ def are_simulated_soon(
     per_microbatch, soon = 3 * num_stages(problem, mesh, schedule), list[bool]()
     for num_slices in counts:
         num_microbatches = mesh.num_microbatches
-        if schedule in VIRTUAL:
+        if schedule in SEARCHED_VIRTUAL:
             num_microbatches = min(num_microbatches, 3 * enough_to_repeat(mesh.pp, num_slices))
         soon.append(per_microbatch * num_microbatches * num_slices <= MOST_ACTIONS_IN_FULL)
     return tuple(soon)
@@ -316,7 +303,7 @@ def _of_pipelines(
                 steps = _step_seconds(by_stages[ranks], mesh, name, hops, capacities[zero])
                 steps = np.maximum(steps, least_seconds) + end.seconds + memories.pinned_seconds
                 step_ns, least_bytes = steps * NANOSECONDS_PER_SECOND, memories.least_bytes(name, zero)
-                relief = functools.partial(memories.relief, LIKE_USUAL.get(name, name), zero)
+                relief = functools.partial(memories.relief, USUAL.get(name, name), zero)
                 for place, num_slices, is_soon in zip(places, counts, soon, strict=True):
                     estimate_ns = round(float(step_ns[place]))
                     if is_soon and estimate_ns <= longest_ns:

@@ -34,6 +34,11 @@ class Generator:
     order, so a recipe holds the order itself. ``place`` gives the rank of every stage for numbers of ranks and stages
     per rank. A rank has ``stages_per_rank`` stages; if the schedule ``is_virtual``, a plan may have any number of at
     least two.
+
+    The search tries the schedule by itself if it ``is_searched``; others are for pins. ``splits_backward``: it runs I
+    and W instead of B. ``repeats``: its steps repeat, and its ranks do not hold more the longer they run.
+    ``is_like_1f1b``: its ranks hold what those of 1F1B hold. ``usual`` names the schedule whose order an adaptive one
+    has if memory suffices.
     """
 
     name: str
@@ -43,6 +48,11 @@ class Generator:
     place: Callable[[int, int], tuple[int, ...]] = looped
     stages_per_rank: int = 1
     is_virtual: bool = False
+    is_searched: bool = False
+    splits_backward: bool = False
+    repeats: bool = False
+    is_like_1f1b: bool = False
+    usual: str | None = None
 
     def stage_ranks(self, num_ranks: int, num_stages: int | None = None) -> tuple[int, ...]:
         """The rank of every stage."""

@@ -59,25 +59,69 @@ def _interleaved_zb(inputs: ScheduleInputs) -> Order:
     return interleaved_zb(inputs)
 
 
-_WAVES: dict[str, Any] = {"uses_costs": True, "place": in_waves, "stages_per_rank": 2}
-_LOOPS: dict[str, Any] = {"place": looped, "stages_per_rank": 2, "is_virtual": True}
+_FIXED: dict[str, Any] = {"version": 1, "uses_costs": False}
+_SEARCHED: dict[str, Any] = {"is_searched": True, "is_virtual": True}
+_WAVES: dict[str, Any] = {"uses_costs": True, "splits_backward": True, "place": in_waves, "stages_per_rank": 2}
+_LOOPS: dict[str, Any] = {"place": looped, "stages_per_rank": 2}
 
 BUILT_IN = {
     generator.name: generator
     for generator in (
-        Generator(name="gpipe", version=1, generate=gpipe, uses_costs=False),
-        Generator(name="1f1b", version=1, generate=one_f_one_b, uses_costs=False),
-        Generator(name="eager-1f1b", version=1, generate=eager_1f1b, uses_costs=False),
-        Generator(name=BRAIDED, version=1, generate=braided_1f1b, uses_costs=False),
-        Generator(name="zb-h1", version=1, generate=zb_h1, uses_costs=False),
-        Generator(name="zb", version=2, generate=_zb, uses_costs=True),
-        Generator(name="zbv", version=2, generate=_zbv, is_virtual=True, **_WAVES),
+        Generator(name="gpipe", generate=gpipe, is_searched=True, **_FIXED),
+        Generator(name="1f1b", generate=one_f_one_b, is_searched=True, repeats=True, is_like_1f1b=True, **_FIXED),
+        Generator(name="eager-1f1b", generate=eager_1f1b, **_FIXED),
+        Generator(name=BRAIDED, generate=braided_1f1b, repeats=True, **_FIXED),
+        Generator(
+            name="zb-h1",
+            generate=zb_h1,
+            is_searched=True,
+            splits_backward=True,
+            repeats=True,
+            is_like_1f1b=True,
+            **_FIXED,
+        ),
+        Generator(
+            name="zb",
+            version=2,
+            generate=_zb,
+            uses_costs=True,
+            is_searched=True,
+            splits_backward=True,
+            repeats=True,
+            usual="zb-h1",
+        ),
+        Generator(name="zbv", version=2, generate=_zbv, **_SEARCHED, **_WAVES),
         Generator(name="v-half", version=1, generate=_v_half, **_WAVES),
         Generator(name="v-min", version=1, generate=_v_min, **_WAVES),
-        Generator(name="interleaved-1f1b", version=1, generate=_interleaved_1f1b, uses_costs=False, **_LOOPS),
-        Generator(name="interleaved-zb", version=1, generate=_interleaved_zb, uses_costs=True, **_LOOPS),
+        Generator(name="interleaved-1f1b", generate=_interleaved_1f1b, is_virtual=True, **_FIXED, **_LOOPS),
+        Generator(
+            name="interleaved-zb",
+            version=1,
+            generate=_interleaved_zb,
+            uses_costs=True,
+            splits_backward=True,
+            **_SEARCHED,
+            **_LOOPS,
+        ),
     )
 }
+_ROWS = tuple(BUILT_IN.values())
+
+ADAPTIVE = frozenset(row.name for row in _ROWS if row.uses_costs)
+"""Built-in schedules that adapt to costs and to the free memory."""
+
+USUAL = {row.name: row.usual for row in _ROWS if row.usual is not None}
+"""For adaptive schedules, the one that holds the same bytes if memory suffices. With less memory, the adaptive schedule
+still fits without recomputation, but its ranks wait.
+"""
+
+SPLITTING = frozenset(row.name for row in _ROWS if row.splits_backward)
+REPEATING = frozenset(row.name for row in _ROWS if row.repeats)
+LIKE_1F1B = frozenset(row.name for row in _ROWS if row.is_like_1f1b)
+
+SEARCHED = tuple(row.name for row in _ROWS if row.is_searched and not row.is_virtual)
+SEARCHED_VIRTUAL = tuple(row.name for row in _ROWS if row.is_searched and row.is_virtual)
+"""Schedules that the search tries, with one stage and with several stages per rank."""
 
 
 def find(name: str, version: int | None = None) -> Generator:
