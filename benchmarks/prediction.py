@@ -37,7 +37,6 @@ from penstock.planner.decide import decide, decision_of
 from penstock.planner.evaluate import Simulated
 from penstock.planner.judge import Evaluation
 from penstock.planner.measured import problem_from_profile
-from penstock.trainer.comm import Mesh
 from penstock.trainer.prepare import prepare_data
 
 EXAMPLE = Path(__file__).parents[1] / "deploy" / "examples" / "stdlib-llama.yaml"
@@ -249,7 +248,7 @@ def _unit_seconds(profile: Profile) -> float:
 
 def _by_pipeline_rank(plan: Plan, peak_bytes: list[int]) -> list[int]:
     """Peak bytes of every pipeline rank: the maximum over replicas and shards."""
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     fullest = [0] * plan.pp
     for rank, peak in enumerate(peak_bytes):
         place = mesh.pipeline_rank(rank)

@@ -36,6 +36,7 @@ from penstock.core.job import (
     TrainingSpec,
 )
 from penstock.core.layout import parameters
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family, ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.profile import Profile
@@ -50,7 +51,7 @@ from penstock.planner.replay import candidate_of
 from penstock.planner.simulate.costs import MILLION, Costs
 from penstock.planner.simulate.simulation import simulate
 from penstock.trainer.collectives import gather
-from penstock.trainer.comm import Mesh, Transport, open_transport
+from penstock.trainer.comm import Transport, open_transport
 from penstock.trainer.parameters import initial_value
 from penstock.trainer.profiling.profile import measure
 from penstock.trainer.recorder import HostRecorder

@@ -34,6 +34,7 @@ from penstock.agent.launch import LaunchSpec, launch
 from penstock.core.devices import cluster_of, device_kind, device_kinds
 from penstock.core.job import ParallelismSpec, PipelineJob
 from penstock.core.layout import Precision, parameters
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family, ModelSpec, UnitKind
 from penstock.core.plan import Plan
 from penstock.core.profile import UnitRecord
@@ -50,7 +51,6 @@ from penstock.planner.measured import problem_from_profile
 from penstock.planner.problem import problem_from_cluster
 from penstock.planner.work import Work
 from penstock.trainer.clock import device_clock
-from penstock.trainer.comm import Mesh
 from penstock.trainer.dtypes import compute_dtype
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.memory import bytes_outside_allocator

@@ -240,7 +240,7 @@ def test_jobs_are_compared(service: Service) -> None:
     path = "/compare?job=default/first&job=default/second&job=default/third"
     answer = client.get(path, headers=HTML).text
     found = words(read(client, path))
-    assert "dp 1 × tp 1 × pp 2" in found
+    assert "dp 1 x tp 1 x pp 2" in found
     assert "9 of 10 7 of 10 0 of 10" in found
     differing = re.findall(r'<tr class="differs"><td class="key">([^<]*)', answer)
     assert {"steps", "loss", "schedule"} <= set(differing)

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from penstock.core.layout import num_parameters
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.planner.compile import program_of
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import CheckpointManifest
 from penstock.trainer.checkpoint_index import read_index
-from penstock.trainer.comm import Mesh
 from tests.support.checkpoint_ranks import (
     PARTS,
     load_rank,

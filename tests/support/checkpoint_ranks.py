@@ -15,6 +15,7 @@ from torch import Tensor
 
 from penstock.core.errors import RunError, UserError
 from penstock.core.layout import Parameter, Precision, declared_parameters
+from penstock.core.mesh import Mesh
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
@@ -22,7 +23,7 @@ from penstock.core.sharding import Piece
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Tensors
 from penstock.trainer.checkpoint_shards import Held, HeldShard
-from penstock.trainer.comm import Mesh, everyone
+from penstock.trainer.comm import everyone
 from penstock.trainer.resume import Restored, load_newest
 from penstock.trainer.stages import stage_numbers
 from tests.support.worker_pool import PoolRank

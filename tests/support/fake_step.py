@@ -54,7 +54,7 @@ from penstock.core.sharding import Sharding
 from penstock.planner.compile import program_of
 from penstock.planner.schedules.registry import find
 from penstock.trainer import executor, memory
-from penstock.trainer.comm import GroupName, Mesh, ProcessGroups, open_transport
+from penstock.trainer.comm import GroupName, ProcessGroups, open_transport
 from penstock.trainer.data.feed import BatchFeed
 from penstock.trainer.executor import StageExecutor
 from penstock.trainer.optimizer import AdamW
@@ -313,7 +313,7 @@ def take_step(case: Case) -> Step:
             case.rank,
             stages=stages,
             optimizers={number: AdamW(stage.parameters, training) for number, stage in stages.items()},
-            transport=open_transport(program, Mesh.of(plan), case.rank, _FakeGroups(CUDA)),
+            transport=open_transport(program, plan.mesh, case.rank, _FakeGroups(CUDA)),
             device=CUDA,
         )
         runtime.warm_up()

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from penstock.core.mesh import Mesh
 from penstock.core.plan import Plan
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh, open_transport
+from penstock.trainer.comm import open_transport
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages

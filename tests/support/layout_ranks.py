@@ -12,7 +12,7 @@ from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint_shards import held_shard, rank_tensors
-from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
+from penstock.trainer.comm import ProcessGroupTransport, everyone
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
@@ -43,7 +43,7 @@ def train_some(
     me: PoolRank, plan: Plan, program: Program, root: Path, steps: range, is_reversed: bool = False
 ) -> list[float]:
     """The losses of these steps, from the newest checkpoint below ``root`` on if there is one; then save another."""
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     own = program.ranks[mesh.pipeline_rank(me.rank)]
     stages = build_stages(plan, own, shard=mesh.shard(me.rank), replica=mesh.replica(me.rank), device=CPU, seed=SEED)
     optimizers = {number: AdamW(stage.parameters, training_of(plan)) for number, stage in stages.items()}

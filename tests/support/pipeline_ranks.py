@@ -15,7 +15,7 @@ from penstock.core.layout import Precision
 from penstock.core.model import ModelSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
-from penstock.trainer.comm import Mesh, ProcessGroupTransport, Transport
+from penstock.trainer.comm import ProcessGroupTransport, Transport
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.runtime import Batch, Runtime
 from penstock.trainer.stages import build_stages
@@ -64,13 +64,13 @@ def sample(vocab: int, num_sequences: int, length: int) -> tuple[Tensor, Tensor]
 
 def train_rank(me: PoolRank, plan: Plan, program: Program) -> RankResult:
     """One training step and one evaluation in the pool."""
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     return train(plan, program, me.rank, ProcessGroupTransport(me.groups, program, mesh, me.rank))
 
 
 def train(plan: Plan, program: Program, rank: int, transport: Transport) -> RankResult:
     """One training step and one evaluation of the same sequences; slots are poisoned when freed."""
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     of_rank, shard = program.ranks[mesh.pipeline_rank(rank)], mesh.shard(rank)
     stages = build_stages(plan, of_rank, shard=shard, replica=mesh.replica(rank), device=CPU, seed=SEED)
     keepers = {number: GradientKeeper(stage.parameters) for number, stage in stages.items()}

@@ -17,7 +17,6 @@ from penstock.core.remaking import Remakes
 from penstock.core.schedule import Kind
 from penstock.core.sharding import Sharding
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.stages import stage_numbers
 from tests.support.pipeline_ranks import SEED, GradientKeeper, RankResult, expected
@@ -139,7 +138,7 @@ def joined_gradients(plan: Plan, kept: Sequence[dict[int, dict[str, Tensor]]]) -
     """Whole gradients of the first replica from those of every global rank, by stage and name; shards that hold the
     same agree in every bit.
     """
-    mesh, program, model = Mesh.of(plan), program_of(plan), plan.model
+    mesh, program, model = plan.mesh, program_of(plan), plan.model
     found: dict[str, Tensor] = {}
     for own in program.ranks:
         ranks = mesh.shards(0, own.rank)

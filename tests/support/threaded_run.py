@@ -10,7 +10,6 @@ from typing import TypeVar
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.optimizer_step import Optimizer
 from penstock.trainer.runtime import Batch, Runtime
@@ -35,7 +34,7 @@ class ThreadedRun:
 
     def __post_init__(self) -> None:
         self.program: Program = program_of(self.plan)
-        self.mesh = Mesh.of(self.plan)
+        self.mesh = self.plan.mesh
         fabric = Fabric(self.program, self.mesh, self.timeout_seconds)
         self.stages = [self._stages(rank) for rank in range(self.mesh.num_ranks)]
         self.optimizers = [{number: self.make_optimizer(stage) for number, stage in own.items()} for own in self.stages]

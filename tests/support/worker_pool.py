@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from penstock.core.mesh import Mesh
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.trainer import gloo
-from penstock.trainer.comm import GroupName, Mesh, ProcessGroups, group_names
+from penstock.trainer.comm import GroupName, ProcessGroups, group_names
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ class WorkerPool:
 
     def connect(self, plan: Plan, program: Program) -> Mesh:
         """Open the plan's process groups; every rank of the pool takes part."""
-        mesh = Mesh.of(plan)
+        mesh = plan.mesh
         self.open(program, mesh)
         return mesh
 

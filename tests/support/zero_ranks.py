@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.core.job import OptimizerSpec, TrainingSpec
 from penstock.core.plan import Plan
 from penstock.core.program import Program
-from penstock.trainer.comm import Mesh, ProcessGroupTransport
+from penstock.trainer.comm import ProcessGroupTransport
 from penstock.trainer.memory import held_bytes
 from penstock.trainer.optimizer import AdamW
 from penstock.trainer.optimizer_step import Totals
@@ -52,7 +52,7 @@ def train_steps(me: PoolRank, plan: Plan, program: Program, num_steps: int) -> T
 def _train(
     me: PoolRank, plan: Plan, program: Program, num_steps: int
 ) -> tuple[list[Totals], list[float], dict[int, Stage], dict[int, AdamW]]:
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     stages = build_stages(
         plan,
         program.ranks[mesh.pipeline_rank(me.rank)],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from penstock.core.lifecycle import stall_seconds
+from penstock.core.lifecycle import NO_STEP, stall_seconds
 from penstock.core.run.rank_status import RankStatus, State, read_status
 
 STOP_LEAST_SECONDS = 5.0
@@ -85,8 +85,8 @@ class StallWatch:
             return ""
         silent = stall_seconds(predicted_step_seconds)
         if self.clock() >= self._stepped_at + silent:
-            return f"no step within {silent:.0f} s"
+            return f"{NO_STEP} {silent:.0f} s"
         hurried, requested_at = stop_seconds(predicted_step_seconds), self._stop_requested_at
         if inside_step and requested_at is not None and self.clock() >= max(self._stepped_at, requested_at) + hurried:
-            return f"no step within {hurried:.0f} s of the stop request"
+            return f"{NO_STEP} {hurried:.0f} s of the stop request"
         return ""

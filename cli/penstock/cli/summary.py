@@ -49,8 +49,7 @@ class Summary(Manifest):
 
 def plan_line(plan: Plan) -> str:
     """Describe a plan in a line."""
-    mesh = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}{plan.shards_text}{plan.head_text}{plan.zero_text}"
-    return f"{mesh}, {plan.microbatches_text}, slices {plan.slices_text}, schedule {plan.schedule.generator}"
+    return f"{plan.mesh_text}, {plan.microbatches_text}, slices {plan.slices_text}, schedule {plan.schedule.generator}"
 
 
 def search_text(

@@ -27,6 +27,7 @@ from penstock.core.limits import (
     up_to,
 )
 from penstock.core.manifest import Manifest, require_limits
+from penstock.core.mesh import Mesh
 from penstock.core.model import ModelSpec
 from penstock.core.moments import MomentType
 from penstock.core.profile import digest
@@ -292,11 +293,21 @@ class Plan(Manifest):
     @property
     def num_ranks(self) -> int:
         """Number of ranks, and of devices: dp x tp x pp."""
-        return self.dp * self.tp * self.pp
+        return self.mesh.num_ranks
+
+    @property
+    def mesh(self) -> Mesh:
+        """The numbering of the ranks."""
+        return Mesh(dp=self.dp, tp=self.tp, pp=self.pp, kv_copies=self.model.kv_copies(self.tp))
+
+    @property
+    def mesh_text(self) -> str:
+        """Text of the mesh and of what is divided over it."""
+        return f"{self.mesh.text}{self.shards_text}{self.head_text}{self.zero_text}"
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The device of every global rank, (replica * pp + stage's rank) * tp + shard; empty means in order."""
+        """The device of every global rank in the numbering of `Mesh`; empty means in order."""
         return tuple(device for first in self.placement for device in range(first, first + self.tp))
 
     @property

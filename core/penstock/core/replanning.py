@@ -91,7 +91,7 @@ def device_factors(plan: Plan, simulated: Timeline, busy_ns: Sequence[float], nu
     factors = [1.0] * num_devices
     devices = plan.devices or tuple(range(plan.num_ranks))
     for rank, device in enumerate(devices):
-        own = rank // plan.tp % plan.pp
+        own = plan.mesh.pipeline_rank(rank)
         expected = simulated.busy_ns(own) - simulated.waited_ns(own)
         if expected > 0 and busy_ns[rank] > 0:
             factors[device] = busy_ns[rank] / expected

@@ -18,7 +18,7 @@ from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus
-from penstock.kube.names import API_VERSION, PROFILE_FILE, PROFILE_KIND
+from penstock.kube.names import API_VERSION, JOB_KIND, PROFILE_FILE, PROFILE_KIND
 from penstock.kube.packing import packed
 from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, JOBS, Resource
 from penstock.kube.transport import KubeError, Object
@@ -205,7 +205,7 @@ def _status(item: Object) -> ClusterProfileStatus:
 
 def _spec(job: Object) -> JobSpec | None:
     """Return the spec of a job; none if core cannot read it."""
-    head = {"apiVersion": API_VERSION, "kind": "PipelineJob", "metadata": {"name": job["metadata"]["name"]}}
+    head = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": {"name": job["metadata"]["name"]}}
     try:
         return PipelineJob.from_manifest({**head, "spec": job["spec"]}).spec
     except UserError:

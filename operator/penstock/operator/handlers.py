@@ -12,11 +12,10 @@ from typing import Any
 
 import kopf
 
-from penstock.core.job import API_VERSION
+from penstock.kube.names import GROUP, VERSION
 from penstock.kube.resources import JOBS
 from penstock.operator.kopf_settings import configure
 
-GROUP, VERSION = API_VERSION.split("/")
 QUIET_LOGS = ("kopf.objects",)
 """kopf would log every event."""
 

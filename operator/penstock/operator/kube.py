@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from penstock.kube.names import OPERATOR_MANAGER
+from penstock.kube.names import JOB_KIND, OPERATOR_MANAGER, PROFILE_KIND
 from penstock.kube.resources import CLAIMS, CLUSTER_PROFILES, CONFIG_MAPS, EVENTS, JOBS, JOBSETS, PODS, Resource
 from penstock.kube.transport import APPLY, MERGE, Change, KubeError, Listing, Object, Transport
 
 KINDS = {
-    "PipelineJob": JOBS,
-    "ClusterProfile": CLUSTER_PROFILES,
+    JOB_KIND: JOBS,
+    PROFILE_KIND: CLUSTER_PROFILES,
     "JobSet": JOBSETS,
     "ConfigMap": CONFIG_MAPS,
     "PersistentVolumeClaim": CLAIMS,

@@ -280,7 +280,7 @@ def _point(choice: Choice, hardware: Hardware) -> FrontierPoint:
     return FrontierPoint(
         devices=devices_text(plan, hardware),
         num_devices=plan.num_ranks,
-        mesh=f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp}",
+        mesh=plan.mesh.text,
         plan=choice.label,
         step_seconds=plan.prediction.step_seconds,
         run_seconds=choice.seconds,

@@ -41,5 +41,5 @@ def rank_memory(plan: Plan, constant_bytes: int, measured: Timeline | None) -> t
             measured_bytes=peaks[rank] if rank < len(peaks) else None,
         )
         for rank in range(plan.num_ranks)
-        for pipeline_rank in (rank // plan.tp % plan.pp,)
+        for pipeline_rank in (plan.mesh.pipeline_rank(rank),)
     )

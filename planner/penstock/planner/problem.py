@@ -16,6 +16,7 @@ from penstock.core.cluster import PENSTOCK, ClusterSpec, SoftwareSpec
 from penstock.core.errors import UserError
 from penstock.core.job import Device, JobSpec, Objective, ParallelismSpec
 from penstock.core.layout import LONG_SEQUENCE, Precision
+from penstock.core.mesh import mesh_text
 from penstock.core.model import ModelSpec, UnitKind, linear_flops_per_token
 from penstock.core.moments import MomentType
 from penstock.core.plan import microbatches_text
@@ -431,7 +432,7 @@ class Mesh:
     def label(self) -> str:
         """Text for explanations."""
         batches = microbatches_text(self.num_microbatches, self.microbatch, self.remainder)
-        return f"dp {self.dp} x tp {self.tp} x pp {self.pp}, {batches}"
+        return f"{mesh_text(self.dp, self.tp, self.pp)}, {batches}"
 
 
 def meshes(problem: Problem) -> Iterator[Mesh]:

@@ -10,13 +10,14 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.schedule import CSV, Schedule, ScheduleSpec
 from penstock.core.timeline import Source, Timeline
 from penstock.planner.passes import arena
-from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
+from penstock.trainer.comm import ProcessGroupTransport, everyone
 from penstock.trainer.rehearse import rehearse
 from penstock.trainer.runtime import Batch, Runtime
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample

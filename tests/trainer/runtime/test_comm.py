@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Channel, Program
 from penstock.core.schedule import Group
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import GroupName, Mesh, ProcessGroupTransport, group_names
+from penstock.trainer.comm import GroupName, ProcessGroupTransport, group_names
 from tests.support.small_plans import looped_schedule, small_plan
 from tests.support.worker_pool import PoolRank, WorkerPool
 
@@ -50,7 +51,7 @@ def test_shards_are_neighbours() -> None:
 def test_shards_have_separate_groups() -> None:
     """Two replicas of two ranks of two shards; rank = 4 replica + 2 stage + shard."""
     plan = replace(small_plan(family=Family.GPT2, dp=2, pp=2), tp=2)
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     assert mesh == Mesh(dp=2, tp=2, pp=2, kv_copies=1)
     names = list(group_names(program_of(plan), mesh))
     assert list(dict.fromkeys(names)) == [
@@ -67,7 +68,7 @@ def test_shards_have_separate_groups() -> None:
 def test_shards_with_copied_heads_have_additional_groups(kv_heads: int, copies: list[tuple[int, ...]]) -> None:
     plan = small_plan(pp=1)
     plan = replace(plan, tp=4, model=replace(plan.model, kv_heads=kv_heads))
-    names = dict.fromkeys(name for name in group_names(program_of(plan), Mesh.of(plan)) if name.purpose == "tp")
+    names = dict.fromkeys(name for name in group_names(program_of(plan), plan.mesh) if name.purpose == "tp")
     assert list(names) == list(dict.fromkeys([GroupName("tp", (0, 1, 2, 3)), *(GroupName("tp", c) for c in copies)]))
 
 
@@ -98,7 +99,7 @@ def test_both_kinds_of_message_between_two_ranks_have_separate_groups() -> None:
 
 def exchange(me: PoolRank, plan: Plan, program: Program) -> list[list[float]]:
     """Rank 0 sends three messages of different sizes to rank 1, which answers with one."""
-    transport = ProcessGroupTransport(me.groups, program, Mesh.of(plan), me.rank)
+    transport = ProcessGroupTransport(me.groups, program, plan.mesh, me.rank)
     there, back = Channel(0, 1, "F"), Channel(1, 0, "B")
     sizes, answer = (1, 100_000, 3), torch.zeros(2)
     if me.rank == 0:
@@ -126,10 +127,10 @@ def test_messages_over_gloo(worker_pool: WorkerPool) -> None:
 
 
 def sum_over(me: PoolRank, plan: Plan, program: Program, group: Group) -> float:
-    transport = ProcessGroupTransport(me.groups, program, Mesh.of(plan), me.rank)
+    transport = ProcessGroupTransport(me.groups, program, plan.mesh, me.rank)
     value = torch.tensor([10.0**me.rank])
     if group is Group.TIE:
-        transport.sum_tied(1 - Mesh.of(plan).pipeline_rank(me.rank), value).wait()
+        transport.sum_tied(1 - plan.mesh.pipeline_rank(me.rank), value).wait()
     else:
         transport.all_reduce(group, value).wait()
     return value.item()
@@ -170,7 +171,7 @@ def test_sums_of_shards_over_gloo(worker_pool: WorkerPool, group: Group, expecte
 
 def sum_copies(me: PoolRank, plan: Plan, program: Program) -> float:
     value = torch.tensor([10.0**me.rank])
-    ProcessGroupTransport(me.groups, program, Mesh.of(plan), me.rank).sum_copies(value).wait()
+    ProcessGroupTransport(me.groups, program, plan.mesh, me.rank).sum_copies(value).wait()
     return value.item()
 
 
@@ -186,7 +187,7 @@ def test_sums_of_copies_over_gloo(worker_pool: WorkerPool, kv_heads: int, expect
 
 def exchange_with_like(me: PoolRank, plan: Plan, program: Program) -> float:
     """The first rank's shards each send to their like."""
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     transport = ProcessGroupTransport(me.groups, program, mesh, me.rank)
     value = torch.tensor([float(me.rank)])
     channel = Channel(0, 1, "F")

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.core.errors import UserError
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import MAX_BLOCKS, Mesh, ProcessGroups, group_names
+from penstock.trainer.comm import MAX_BLOCKS, ProcessGroups, group_names
 from penstock.trainer.worker import own_device
 from tests.support.not_run import missing
 from tests.support.small_plans import small_plan

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from penstock.core.errors import RunError
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family
 from penstock.core.program import Channel, Program
 from penstock.core.schedule import Group
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh
 from penstock.trainer.local_transport import Fabric, LocalTransport
 from tests.support.small_plans import small_plan
 

@@ -18,7 +18,7 @@ from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.replicas import narrowing_bytes
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh, ProcessGroupTransport, Transport
+from penstock.trainer.comm import ProcessGroupTransport, Transport
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.memory import held_bytes, peak_bytes, reset_peak
 from penstock.trainer.narrow import add_narrow, narrow, parts_of, widen
@@ -117,7 +117,7 @@ SIZES = (1, 5, 24, NUM_ELEMENTS, NUM_ELEMENTS + 1)
 
 def over_gloo(me: PoolRank, plan: Plan, program: Program) -> list[tuple[Result, Result]]:
     """Ranks of the pool outlive the test, so that sizes have to be put back."""
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     transport = ProcessGroupTransport(me.groups, program, mesh, me.rank)
     with (
         mock.patch("penstock.trainer.reduce_scatter.ROUND_BYTES", SMALL_ROUND_BYTES),
@@ -140,7 +140,7 @@ def check(results: Sequence[list[tuple[Result, Result]]], sizes: Sequence[int]) 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_over_gloo(worker_pool: WorkerPool, dp: int, pp: int, zero: int) -> None:
     plan = small_plan(dp=dp, pp=pp, zero=zero)
-    program, mesh = program_of(plan), Mesh.of(plan)
+    program, mesh = program_of(plan), plan.mesh
     worker_pool.connect(plan, program)
     results = worker_pool.run(over_gloo, plan, program, num_ranks=mesh.num_ranks)
     for pipeline_rank in range(pp):
@@ -150,7 +150,7 @@ def test_over_gloo(worker_pool: WorkerPool, dp: int, pp: int, zero: int) -> None
 def test_between_threads() -> None:
     """Of two replicas; for more the sum is rounded after every addend, as on NCCL."""
     plan = small_plan(dp=2, pp=1, zero=1)
-    fabric = Fabric(program_of(plan), Mesh.of(plan), 10.0)
+    fabric = Fabric(program_of(plan), plan.mesh, 10.0)
     sizes = (24, NUM_ELEMENTS)
     results: dict[int, list[tuple[Result, Result]]] = {}
 
@@ -167,7 +167,7 @@ def test_between_threads() -> None:
 
 def bytes_of_a_sum(me: PoolRank, plan: Plan, program: Program) -> list[int]:
     """The bytes that a sum of 64 MiB takes, whole and scattered."""
-    transport = ProcessGroupTransport(me.groups, program, Mesh.of(plan), me.rank)
+    transport = ProcessGroupTransport(me.groups, program, plan.mesh, me.rank)
     transport.sum_narrow(torch.ones(2**20), scattered=False).wait()  # loads the code, which counts, too
     taken = []
     for scattered in (False, True):

@@ -16,7 +16,6 @@ from penstock.core.schedule import Action, Group, Kind, Part
 from penstock.core.sharding import Sharding
 from penstock.planner.compile import program_of
 from penstock.planner.memory import StageMemory
-from penstock.trainer.comm import Mesh
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.optimizer_step import OptimizerStep
 from penstock.trainer.parameters import StageParameters
@@ -82,7 +81,7 @@ def sharded_plan(dp: int = 1) -> Plan:
 
 def closed(plan: Plan, groups: tuple[Group, ...]) -> tuple[list[FakeParameters], list[OptimizerStep]]:
     """Every rank after its reductions, with a loss of 5 on each."""
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     fabric = Fabric(program_of(plan), mesh, 10.0)
     parameters = [FakeParameters(mesh.shard(rank)) for rank in range(mesh.num_ranks)]
     optimizer_steps = [
@@ -156,11 +155,11 @@ def test_the_planner_counts_what_gradients_are_packed_into(family: Family, seque
 def test_a_stage_without_shared_parameters_communicates_with_no_rank() -> None:
     """With no other shard in sight, its reduction over tp is over at once."""
     plan = small_plan(pp=1)
-    fabric = Fabric(program_of(plan), Mesh.of(plan), 0.05)
+    fabric = Fabric(program_of(plan), plan.mesh, 0.05)
     own = Alone(0)
     optimizer_step = OptimizerStep(
         plan,
-        Mesh.of(plan),
+        plan.mesh,
         0,
         stage_ranks=(0,),
         parameters={0: own},  # type: ignore[dict-item]

@@ -9,12 +9,13 @@ import time
 import pytest
 import torch
 
+from penstock.core.mesh import Mesh
 from penstock.core.plan import Plan
 from penstock.core.program import Program
 from penstock.core.schedule import Kind, parse_action
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone
+from penstock.trainer.comm import ProcessGroupTransport, everyone
 from penstock.trainer.recorder import (
     HostRecorder,
     HostWaits,
@@ -88,7 +89,7 @@ def test_waits_for_shards_belong_to_the_action_between_two_marks() -> None:
 
 def record_step(me: PoolRank, plan: Plan, program: Program) -> Timeline:
     """One real training step, recorded and merged."""
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     own = program.ranks[mesh.pipeline_rank(me.rank)]
     stages = build_stages(plan, own, shard=mesh.shard(me.rank), device=CPU, seed=SEED)
     runtime = Runtime(

@@ -17,7 +17,7 @@ from penstock.core.program import Program
 from penstock.core.schedule import Group
 from penstock.planner.compile import program_of
 from penstock.trainer import reduce_scatter
-from penstock.trainer.comm import Mesh, ProcessGroupTransport, Transport
+from penstock.trainer.comm import ProcessGroupTransport, Transport
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.memory import held_bytes, peak_bytes, reset_peak
 from tests.support.small_plans import small_plan
@@ -63,7 +63,7 @@ def check(results: Sequence[Sequence[Result]]) -> None:
 
 def over_gloo(me: PoolRank, plan: Plan, program: Program) -> list[Result]:
     """Ranks of the pool outlive the test, so that the size of rounds has to be put back."""
-    mesh = Mesh.of(plan)
+    mesh = plan.mesh
     with mock.patch("penstock.trainer.reduce_scatter.ROUND_BYTES", SMALL_ROUND_BYTES):
         return exchanged(ProcessGroupTransport(me.groups, program, mesh, me.rank), mesh.replica(me.rank), mesh.dp)
 
@@ -72,7 +72,7 @@ def over_gloo(me: PoolRank, plan: Plan, program: Program) -> list[Result]:
 @pytest.mark.parametrize(("dp", "pp"), [(2, 1), (2, 2), (3, 1), (4, 2)])
 def test_over_gloo(worker_pool: WorkerPool, dp: int, pp: int) -> None:
     plan = small_plan(dp=dp, pp=pp, zero=1)
-    program, mesh = program_of(plan), Mesh.of(plan)
+    program, mesh = program_of(plan), plan.mesh
     worker_pool.connect(plan, program)
     results = worker_pool.run(over_gloo, plan, program, num_ranks=mesh.num_ranks)
     for pipeline_rank in range(pp):
@@ -82,7 +82,7 @@ def test_over_gloo(worker_pool: WorkerPool, dp: int, pp: int) -> None:
 @pytest.mark.parametrize("dp", [2, 4])
 def test_between_threads(dp: int) -> None:
     plan = small_plan(dp=dp, pp=1, zero=1)
-    fabric = Fabric(program_of(plan), Mesh.of(plan), 10.0)
+    fabric = Fabric(program_of(plan), plan.mesh, 10.0)
     results: dict[int, list[Result]] = {}
 
     def run(rank: int) -> None:
@@ -98,7 +98,7 @@ def test_between_threads(dp: int) -> None:
 
 def compared_with_an_all_reduce(me: PoolRank, plan: Plan, program: Program) -> tuple[bool, int]:
     """Whether this replica's part is that of an all-reduce, and the bytes that it took."""
-    transport, dp = ProcessGroupTransport(me.groups, program, Mesh.of(plan), me.rank), plan.dp
+    transport, dp = ProcessGroupTransport(me.groups, program, plan.mesh, me.rank), plan.dp
     flat = torch.randn(16 * 2**20, generator=torch.Generator().manual_seed(me.rank))
     total = flat.clone()
     transport.all_reduce(Group.DP, total).wait()
@@ -122,7 +122,7 @@ def test_two_replicas_have_the_bits_of_an_all_reduce_and_no_copy_of_it(worker_po
 
 def with_a_failing_peer(me: PoolRank, plan: Plan, program: Program) -> str:
     """Return the error of the waiting rank after a failure in the adding thread."""
-    transport = ProcessGroupTransport(me.groups, program, Mesh.of(plan), me.rank)
+    transport = ProcessGroupTransport(me.groups, program, plan.mesh, me.rank)
 
     def fail(tensor: Tensor, peer: int, group: object) -> None:
         raise RuntimeError(f"connection to rank {peer} closed")

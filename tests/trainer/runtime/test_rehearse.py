@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from penstock.agent.launch import LaunchSpec, Outcome, launch
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Program
@@ -24,7 +25,7 @@ from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Activity, Event, Source, Timeline
 from penstock.planner.compile import program_of
 from penstock.planner.schedules.registry import BUILT_IN
-from penstock.trainer.comm import Mesh, ProcessGroupTransport, everyone, tied_peers
+from penstock.trainer.comm import ProcessGroupTransport, everyone, tied_peers
 from penstock.trainer.interpreter import Interpreter
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.rehearse import (

@@ -17,7 +17,6 @@ from penstock.core.model import Family
 from penstock.core.plan import Plan
 from penstock.core.program import Instruction
 from penstock.core.schedule import COMPUTE_KINDS, Kind, Part
-from penstock.trainer.comm import Mesh
 from penstock.trainer.executor import StageExecutor
 from penstock.trainer.interpreter import Operation
 from penstock.trainer.optimizer import AdamW
@@ -33,7 +32,7 @@ from tests.support.threaded_run import ThreadedRun
 
 def batch_of(plan: Plan, rank: int, ids: Tensor, labels: Tensor) -> Batch:
     share = plan.global_batch // plan.dp
-    first = Mesh.of(plan).replica(rank) * share
+    first = plan.mesh.replica(rank) * share
     own = slice(first, first + share)
     return Batch(token_ids=ids[own], labels=labels[own], num_valid_tokens=int((labels >= 0).sum()))
 

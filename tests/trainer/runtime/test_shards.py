@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import RunError
+from penstock.core.mesh import Mesh
 from penstock.core.program import Program
 from penstock.core.sharding import Collective, exchange_bytes
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh, ProcessGroupTransport, shard_group
+from penstock.trainer.comm import ProcessGroupTransport, shard_group
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.shards import HostShards, NcclShards, Temporaries
 from penstock.trainer.units.collectives import NO_SHARDS, Gather, Request, Scatter, Shards, Sum, run_pass

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family
 from penstock.core.schedule import Kind, flatten, import_spec, parse_schedule
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh, everyone
+from penstock.trainer.comm import everyone
 from penstock.trainer.runtime import Batch, Runtime
 from tests.support.pipeline_ranks import GradientKeeper, expected, sample
 from tests.support.small_plans import small_plan

@@ -18,7 +18,6 @@ from penstock.core.remaking import full_remakes
 from penstock.planner.compile import program_of
 from penstock.trainer import executor
 from penstock.trainer.clock import action_timer
-from penstock.trainer.comm import Mesh
 from penstock.trainer.graphs import Recorded
 from penstock.trainer.local_transport import Fabric
 from penstock.trainer.parameters import StageParameters
@@ -186,7 +185,7 @@ def _steps(plan: Plan, *, is_recorded: bool) -> list[Taken]:
         with mock.patch.object(executor, "can_record", return_value=is_recorded):
             stages = build_stages(plan, program.ranks[0], device=device, seed=SEED)
             keepers = {number: GradientKeeper(stage.parameters) for number, stage in stages.items()}
-            transport = Fabric(program, Mesh.of(plan)).transport(0)
+            transport = Fabric(program, plan.mesh).transport(0)
             runtime = Runtime(plan, program, 0, stages=stages, optimizers=keepers, transport=transport, device=device)
         runtime.warm_up()
         actions = vars(runtime._executor)["_recordable"].values()

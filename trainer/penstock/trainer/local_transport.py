@@ -15,9 +15,9 @@ from itertools import product
 from torch import Tensor
 
 from penstock.core.errors import RunError
+from penstock.core.mesh import Mesh
 from penstock.core.program import Channel, Program
 from penstock.core.schedule import Group
-from penstock.trainer.comm import Mesh
 from penstock.trainer.narrow import Widening, narrow, parts_of
 from penstock.trainer.units.collectives import NO_SHARDS, Gather, Request, Scatter, Shards, Sum
 

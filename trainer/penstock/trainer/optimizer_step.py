@@ -40,10 +40,11 @@ from torch import Tensor
 
 from penstock.core.errors import RunError, UserError
 from penstock.core.layout import tied_stages
+from penstock.core.mesh import Mesh
 from penstock.core.plan import Plan
 from penstock.core.schedule import Action, Group
 from penstock.trainer import memory
-from penstock.trainer.comm import Mesh, Transport
+from penstock.trainer.comm import Transport
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.shards import AllOf, InTurn, in_turn

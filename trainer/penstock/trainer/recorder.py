@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core.host.clocks import boot_id
+from penstock.core.mesh import Mesh
 from penstock.core.program import Program, RankProgram
 from penstock.core.schedule import COMPUTE_KINDS, Kind
 from penstock.core.timeline import Activity, Event, Source, Timeline
-from penstock.trainer.comm import Mesh
 from penstock.trainer.units.collectives import Work
 
 Clock = Callable[[], int]

@@ -27,11 +27,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock.core.mesh import Mesh
 from penstock.core.program import Channel, Instruction, Program, RankProgram
 from penstock.core.run.rank_status import Cursor
 from penstock.core.schedule import Group, Kind, parse_action
 from penstock.core.timeline import Activity, Source, Timeline
-from penstock.trainer.comm import Mesh, Transport, tied_peers
+from penstock.trainer.comm import Transport, tied_peers
 from penstock.trainer.interpreter import Interpreter, Operation, nothing
 from penstock.trainer.recorder import Clock, HostRecorder, gather_times, merge
 from penstock.trainer.shards import AllOf, in_turn

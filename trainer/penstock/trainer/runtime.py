@@ -23,7 +23,7 @@ from penstock.core.plan import Plan
 from penstock.core.program import Instruction, Program, RankProgram
 from penstock.core.run.rank_status import Cursor
 from penstock.core.schedule import Group, Kind
-from penstock.trainer.comm import Mesh, Transport
+from penstock.trainer.comm import Transport
 from penstock.trainer.dtypes import accumulate_dtype
 from penstock.trainer.executor import EvaluationExecutor, SamplingExecutor, StageExecutor
 from penstock.trainer.interpreter import SILENT, Interpreter, Recorder
@@ -78,7 +78,7 @@ class Runtime:
         notice: Callable[[], Notice] = no_notice,
         poison: bool = False,
     ) -> None:
-        mesh = Mesh.of(plan)
+        mesh = plan.mesh
         self._plan, self._transport = plan, transport
         self._program = program.ranks[mesh.pipeline_rank(rank)]
         self._optimizer_step = OptimizerStep(

@@ -20,7 +20,7 @@ from penstock.trainer import checkpoint
 from penstock.trainer.checkpoint import Checkpoint, Tensors
 from penstock.trainer.checkpoint_shards import HeldShard, held_shard, rank_tensors
 from penstock.trainer.collectives import gather
-from penstock.trainer.comm import Mesh, everyone, open_transport
+from penstock.trainer.comm import everyone, open_transport
 from penstock.trainer.data.batches import Ids
 from penstock.trainer.data.feed import BatchFeed
 from penstock.trainer.memory import release_unused
@@ -46,7 +46,7 @@ class Session:
         self.plan: Plan = run.read_plan()
         require_runnable(self.plan, self.job, worker.num_ranks)
         self.program = self._compiled(self.plan)
-        self.mesh = Mesh.of(self.plan)
+        self.mesh = self.plan.mesh
         prepared = open_data(run)
         self._training = training_batches(self.job, prepared)
         self._feed = BatchFeed(self._share, (self._num_samples, self.plan.sequence_length), worker.device)

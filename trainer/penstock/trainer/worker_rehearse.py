@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from penstock.core import jsontext
+from penstock.core.mesh import Mesh
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Timeline
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh, everyone, open_transport
+from penstock.trainer.comm import everyone, open_transport
 from penstock.trainer.rehearse import rehearse
 from penstock.trainer.worker import Worker
 

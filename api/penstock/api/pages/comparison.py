@@ -121,10 +121,6 @@ def _bubble(step: Timeline | Prediction | None) -> str:
     return NOTHING if step is None or step.bubble is None else step.bubble.text
 
 
-def _mesh(plan: Plan) -> str:
-    return f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp}{plan.shards_text}{plan.head_text}{plan.zero_text}"
-
-
 def _microbatches(plan: Plan) -> str:
     last = f" and one of {plan.remainder}" if plan.remainder else ""
     return f"{plan.num_alike} of {plan.microbatch}{last}"
@@ -148,7 +144,7 @@ RESULTS: dict[str, Callable[[JobData], str]] = {
     "memory, predicted": _bytes(predicted_peak_bytes),
 }
 PLANS: dict[str, Callable[[JobData], str]] = {
-    "mesh": _plan(_mesh),
+    "mesh": _plan(lambda plan: plan.mesh_text),
     "schedule": _plan(lambda plan: plan.schedule.generator or "imported"),
     "micro-batches": _plan(_microbatches),
     "slices": _plan(lambda plan: plan.slices_text),

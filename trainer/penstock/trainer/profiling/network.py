@@ -19,6 +19,7 @@ from torch import Tensor
 
 from penstock.core.job import OptimizerSpec, TrainingSpec
 from penstock.core.layout import Precision
+from penstock.core.mesh import Mesh
 from penstock.core.moments import MomentType
 from penstock.core.profile import CollectiveRecord, OptimizerRecord
 from penstock.core.replicas import ReductionType, Section
@@ -26,7 +27,7 @@ from penstock.core.sharding import Collective
 from penstock.planner.memory import state_bytes_per_parameter
 from penstock.trainer.clock import Clock
 from penstock.trainer.collectives import gather
-from penstock.trainer.comm import GroupName, Mesh, ProcessGroups
+from penstock.trainer.comm import GroupName, ProcessGroups
 from penstock.trainer.graphs import Graphs, can_record
 from penstock.trainer.memory import release_unused
 from penstock.trainer.optimizer import AdamW

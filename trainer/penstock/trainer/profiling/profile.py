@@ -16,6 +16,7 @@ import torch.distributed as dist
 from penstock.core.errors import UserError
 from penstock.core.job import JobSpec
 from penstock.core.layout import num_parameters
+from penstock.core.mesh import Mesh
 from penstock.core.profile import MemoryRecord, Profile, TransientRecord, UnitRecord
 from penstock.core.profile_matching import (
     batches_to_measure,
@@ -27,7 +28,7 @@ from penstock.core.profile_matching import (
 from penstock.core.sharding import Sharding
 from penstock.trainer.clock import Taken, action_timer, device_clock
 from penstock.trainer.collectives import concatenated, gather
-from penstock.trainer.comm import Mesh, everyone, shard_group
+from penstock.trainer.comm import everyone, shard_group
 from penstock.trainer.graphs import most_bytes
 from penstock.trainer.memory import held_bytes, release_unused
 from penstock.trainer.profiling.grid import Point, profile_grid, sparse_grid, transient_grid
