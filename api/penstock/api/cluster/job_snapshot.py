@@ -49,8 +49,11 @@ def job_snapshot(item: Object, cluster: str) -> JobSnapshot:
 def require_flat(item: Object) -> None:
     """Raise `UserError` for a job that is nested too deeply to be serialized in an answer."""
     if is_nested_beyond(item, MOST_DEPTH):
-        remedy = "write the job as its CustomResourceDefinition allows: kubectl explain pipelinejob.spec"
-        raise UserError(what=f"is nested more than {MOST_DEPTH} deep", where="the job", remedy=remedy)
+        raise UserError(
+            what=f"is nested more than {MOST_DEPTH} deep",
+            where="the job",
+            remedy="write the job as its CustomResourceDefinition allows: kubectl explain pipelinejob.spec",
+        )
 
 
 def _status(item: Object) -> JobStatus:

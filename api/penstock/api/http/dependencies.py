@@ -71,13 +71,21 @@ def require_same_origin(request: Request) -> None:
 
 def _unknown(credential: Credential | None) -> Problem:
     if credential is not None and credential.session:
-        detail = "the session has ended"
-        remedy = "sign in again with a link that penstock ui makes"
-        return Problem(kind="unauthenticated", detail=detail, where="Cookie", remedy=remedy, headers=LOGIN)
+        return Problem(
+            kind="unauthenticated",
+            detail="the session has ended",
+            where="Cookie",
+            remedy="sign in again with a link that penstock ui makes",
+            headers=LOGIN,
+        )
     known = credential is not None and credential.secret
-    detail = "the token is unknown, expired or revoked" if known else "the request has no token"
-    remedy = "send Authorization: Bearer TOKEN; penstock token create makes a new token"
-    return Problem(kind="unauthenticated", detail=detail, where="Authorization", remedy=remedy, headers=LOGIN)
+    return Problem(
+        kind="unauthenticated",
+        detail="the token is unknown, expired or revoked" if known else "the request has no token",
+        where="Authorization",
+        remedy="send Authorization: Bearer TOKEN; penstock token create makes a new token",
+        headers=LOGIN,
+    )
 
 
 def credential_of(request: Request, caller: Annotated[Caller, Depends(authenticated)]) -> Credential:
@@ -202,8 +210,12 @@ async def read_document(request: Request) -> Any:
     """Return the body as plain data, JSON or YAML by its content type."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media not in JSON_TYPES | YAML_TYPES:
-        detail, remedy = f"{media} is not supported", "send application/json or application/yaml"
-        raise Problem(kind="unsupported-media-type", detail=detail, where="Content-Type", remedy=remedy)
+        raise Problem(
+            kind="unsupported-media-type",
+            detail=f"{media} is not supported",
+            where="Content-Type",
+            remedy="send application/json or application/yaml",
+        )
     body, service = await request.body(), await service_of(request)
     is_large = media in JSON_TYPES and len(body) > LARGE_BYTES  # YAML has a lower limit, and takes longer
     return await read_aside(_document, body, media, limiter=service.bodies if is_large else None)
@@ -213,9 +225,10 @@ def _document(body: bytes, media: str) -> Any:
     if media in YAML_TYPES:
         text = decode(body)
         if len(text) > MOST_YAML_CHARACTERS:
-            remedy = f"send it as application/json, of which {MOST_VALUES:,} values are read"
             raise Problem(
-                kind="too-large", detail=f"more than {MOST_YAML_CHARACTERS} characters of YAML", remedy=remedy
+                kind="too-large",
+                detail=f"more than {MOST_YAML_CHARACTERS} characters of YAML",
+                remedy=f"send it as application/json, of which {MOST_VALUES:,} values are read",
             )
         document = yamltext.load(text, "body")
     else:
@@ -229,8 +242,12 @@ def decode(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        detail, remedy = f"the body is not UTF-8 at byte {error.start}", "encode it: iconv -t UTF-8"
-        raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
+        raise Problem(
+            kind="bad-request",
+            detail=f"the body is not UTF-8 at byte {error.start}",
+            where="body",
+            remedy="encode it: iconv -t UTF-8",
+        ) from None
 
 
 def load_json(body: bytes) -> Any:
@@ -240,15 +257,23 @@ def load_json(body: bytes) -> Any:
         return jsontext.load(decode(body), parse_constant=_refuse_constant)
     except ValueError as error:
         what = "a number has thousands of digits" if "digits" in str(error) else str(error)
-        detail, remedy = f"the body is not JSON: {what}", "send JSON, or YAML with Content-Type: application/yaml"
-        raise Problem(kind="bad-request", detail=detail, where="body", remedy=remedy) from None
+        raise Problem(
+            kind="bad-request",
+            detail=f"the body is not JSON: {what}",
+            where="body",
+            remedy="send JSON, or YAML with Content-Type: application/yaml",
+        ) from None
 
 
 def _require_few_values(body: bytes) -> None:
     """Check the number of values before any is built, by counting commas and opening brackets, also in strings."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        detail, remedy = f"the body may hold more than {MOST_VALUES:,} values", "split it into several requests"
-        raise Problem(kind="too-large", detail=detail, where="body", remedy=remedy)
+        raise Problem(
+            kind="too-large",
+            detail=f"the body may hold more than {MOST_VALUES:,} values",
+            where="body",
+            remedy="split it into several requests",
+        )
 
 
 def _refuse_constant(name: str) -> Any:
@@ -261,14 +286,25 @@ def decompress(body: bytes, most_bytes: int) -> bytes:
     try:
         text = machine.decompress(body, most_bytes)
     except zlib.error:
-        remedy = "compress the body with gzip, or leave Content-Encoding out"
-        raise Problem(kind="bad-request", detail="the body is not gzip", where=where, remedy=remedy) from None
+        raise Problem(
+            kind="bad-request",
+            detail="the body is not gzip",
+            where=where,
+            remedy="compress the body with gzip, or leave Content-Encoding out",
+        ) from None
     if machine.unconsumed_tail:
-        remedy = "send fewer records at once"
-        raise Problem(kind="too-large", detail=f"more than {most_bytes} bytes after decompression", remedy=remedy)
+        raise Problem(
+            kind="too-large",
+            detail=f"more than {most_bytes} bytes after decompression",
+            remedy="send fewer records at once",
+        )
     if not machine.eof:
-        remedy = "send the complete output of gzip"
-        raise Problem(kind="bad-request", detail="the gzip body is truncated", where=where, remedy=remedy)
+        raise Problem(
+            kind="bad-request",
+            detail="the gzip body is truncated",
+            where=where,
+            remedy="send the complete output of gzip",
+        )
     return text
 
 

@@ -45,12 +45,13 @@ def requested_part(header: str | None, size: int) -> range | None:
     else:
         part = range(int(first), min(int(last) + 1, size) if last else size)
     if not part:
-        headers = {"Content-Range": f"bytes */{size}"}
-        detail, remedy = (
-            f"the file has {size} bytes",
-            f"request a part of bytes=0-{max(size - 1, 0)}, or leave Range out",
+        raise Problem(
+            kind="out-of-range",
+            detail=f"the file has {size} bytes",
+            where="Range",
+            remedy=f"request a part of bytes=0-{max(size - 1, 0)}, or leave Range out",
+            headers={"Content-Range": f"bytes */{size}"},
         )
-        raise Problem(kind="out-of-range", detail=detail, where="Range", remedy=remedy, headers=headers)
     return part
 
 

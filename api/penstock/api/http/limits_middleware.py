@@ -46,12 +46,20 @@ class LimitsMiddleware:
     def _check(self, headers: dict[bytes, bytes]) -> None:
         host = host_name(headers.get(b"host", b"").decode("latin-1"))
         if host not in self._hosts:
-            remedy = f"use {' or '.join(sorted(self._hosts))}, or start the service with --allow-host NAME"
-            raise Problem(kind="misdirected", detail=f"{host!r} is not this service", where="Host", remedy=remedy)
+            raise Problem(
+                kind="misdirected",
+                detail=f"{host!r} is not this service",
+                where="Host",
+                remedy=f"use {' or '.join(sorted(self._hosts))}, or start the service with --allow-host NAME",
+            )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
-            remedy = "send the number of the body's bytes, or Transfer-Encoding: chunked"
-            raise Problem(kind="bad-request", detail="is not a number", where="Content-Length", remedy=remedy)
+            raise Problem(
+                kind="bad-request",
+                detail="is not a number",
+                where="Content-Length",
+                remedy="send the number of the body's bytes, or Transfer-Encoding: chunked",
+            )
         if int(length) > self._limits.body_bytes:
             raise too_large(self._limits.body_bytes)
 
@@ -74,8 +82,11 @@ class _Body:
             async with asyncio.timeout_at(self._end):
                 message = await self._receive()
         except TimeoutError:
-            detail = f"the body did not arrive within {self._seconds:.0f} s"
-            raise Problem(kind="timeout", detail=detail, remedy="send it in several requests, or compressed") from None
+            raise Problem(
+                kind="timeout",
+                detail=f"the body did not arrive within {self._seconds:.0f} s",
+                remedy="send it in several requests, or compressed",
+            ) from None
         self._got_bytes += len(message.get("body", b""))
         if self._got_bytes > self._most_bytes:
             raise too_large(self._most_bytes)
@@ -85,8 +96,11 @@ class _Body:
 
 def too_large(most_bytes: int) -> Problem:
     """Return the problem of a body beyond the limit."""
-    remedy = "send the data in several requests"
-    return Problem(kind="too-large", detail=f"the body has more than {most_bytes} bytes", remedy=remedy)
+    return Problem(
+        kind="too-large",
+        detail=f"the body has more than {most_bytes} bytes",
+        remedy="send the data in several requests",
+    )
 
 
 def host_name(header: str) -> str:

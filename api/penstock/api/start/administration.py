@@ -22,10 +22,12 @@ def settings_of(folder: Path, database: str) -> Settings:
     settings = Settings(folder=folder.absolute(), database=database)
     url = parse_url(settings.database_url)
     if is_sqlite(url) and not Path(url.database or "").is_file():
-        remedy = (
-            "name the service's folder with --folder, or create the database by starting the service: penstock serve"
+        raise UserError(
+            what="is not a database of a service",
+            where=str(url.database),
+            remedy="name the service's folder with --folder, or create the database by starting the service: "
+            "penstock serve",
         )
-        raise UserError(what="is not a database of a service", where=str(url.database), remedy=remedy)
     return settings
 
 
@@ -51,8 +53,9 @@ def close_token(service: Service, token: str) -> None:
     try:
         service.write("tokens", lambda c: tokens.revoke(c, token, service.clock()))
     except NoSuchTokenError:
-        remedy = "penstock token list shows the ids of all tokens"
-        raise UserError(what="is not the id of a token", where=token, remedy=remedy) from None
+        raise UserError(
+            what="is not the id of a token", where=token, remedy="penstock token list shows the ids of all tokens"
+        ) from None
 
 
 def list_tokens(service: Service) -> list[dict[str, str | None]]:
@@ -94,8 +97,11 @@ def back_up(folder: Path, database: str, file: Path) -> int:
             with writing(file, mode=SECRET) as target:
                 return backup.back_up(service.engine, target)
         except OSError as error:
-            remedy = "name a file in a folder that exists and has free space"
-            raise UserError(what=f"cannot be written: {error.strerror}", where=str(file), remedy=remedy) from None
+            raise UserError(
+                what=f"cannot be written: {error.strerror}",
+                where=str(file),
+                remedy="name a file in a folder that exists and has free space",
+            ) from None
 
 
 def restore(folder: Path, database: str, file: Path) -> int:

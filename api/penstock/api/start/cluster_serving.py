@@ -63,8 +63,11 @@ def serve_cluster(
         try:
             return replace(service, cluster=join(service, kube, instance))
         except KubeError as error:
-            remedy = "check the cluster and the permissions of this account: kubectl get namespace kube-system"
-            raise UserError(what=str(error), where="--cluster", remedy=remedy) from None
+            raise UserError(
+                what=str(error),
+                where="--cluster",
+                remedy="check the cluster and the permissions of this account: kubectl get namespace kube-system",
+            ) from None
 
     with listening() as requests:
         waiting = FolderWait(requests, say)

@@ -51,9 +51,11 @@ class Server(uvicorn.Server):
                 sockets = bound(config.host, config.port, config.backlog)
             except OSError as error:
                 await self.lifespan.shutdown()
-                remedy = f"choose another --port, or find the process: ss -ltnp 'sport = :{config.port}'"
-                where = f"{config.host}:{config.port}"
-                raise UserError(what=f"cannot listen there: {error}", where=where, remedy=remedy) from None
+                raise UserError(
+                    what=f"cannot listen there: {error}",
+                    where=f"{config.host}:{config.port}",
+                    remedy=f"choose another --port, or find the process: ss -ltnp 'sport = :{config.port}'",
+                ) from None
         acceptor = Acceptor(sockets, self._connection, most_connections(), config.ssl, self._handshake_seconds)
         self.servers: list[Acceptor] = [acceptor]  # type: ignore[assignment]
         self.started = True
@@ -200,8 +202,11 @@ def check_tls(settings: Settings) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls.certificate, settings.tls.key, password="")
     except (OSError, ValueError) as error:
         place = f"--tls-certificate {settings.tls.certificate}, --tls-key {settings.tls.key}"
-        remedy = "give a PEM certificate chain and its unencrypted key: openssl rsa -in KEY -out KEY.plain"
-        raise UserError(what=f"cannot be used: {error}", where=place, remedy=remedy) from None
+        raise UserError(
+            what=f"cannot be used: {error}",
+            where=place,
+            remedy="give a PEM certificate chain and its unencrypted key: openssl rsa -in KEY -out KEY.plain",
+        ) from None
 
 
 def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
@@ -210,6 +215,9 @@ def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
         return None
     if certificate is None or key is None:
         missing = "--tls-certificate" if certificate is None else "--tls-key"
-        remedy = "give both --tls-certificate and --tls-key, or none of them for plain HTTP"
-        raise UserError(what="is missing", where=missing, remedy=remedy)
+        raise UserError(
+            what="is missing",
+            where=missing,
+            remedy="give both --tls-certificate and --tls-key, or none of them for plain HTTP",
+        )
     return Tls(certificate=certificate.absolute(), key=key.absolute())

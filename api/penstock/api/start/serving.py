@@ -90,8 +90,11 @@ def make_private(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        remedy = "choose a folder that you may create, with --folder"
-        raise UserError(what=f"cannot be created: {error.strerror}", where=str(folder), remedy=remedy) from None
+        raise UserError(
+            what=f"cannot be created: {error.strerror}",
+            where=str(folder),
+            remedy="choose a folder that you may create, with --folder",
+        ) from None
     if folder.stat().st_uid == os.getuid():
         folder.chmod(0o700)
 
@@ -124,8 +127,11 @@ def _machine(settings: Settings, say: Callable[[str], None]) -> Iterator[Lock]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = Lock(path, f"process {os.getpid()}, folder {settings.folder}")
     except OSError as error:
-        remedy = f"fix its permissions, or set {STATE} to another folder"
-        raise UserError(what=f"cannot be written: {error.strerror}", where=str(path), remedy=remedy) from None
+        raise UserError(
+            what=f"cannot be written: {error.strerror}",
+            where=str(path),
+            remedy=f"fix its permissions, or set {STATE} to another folder",
+        ) from None
     with closing(lock):
         if not lock.take():
             other = f"another service launches jobs on this machine ({lock.holder})"
@@ -201,13 +207,16 @@ def read_webhook(url: str, secret_file: Path | None) -> Webhook | None:
     if not url and secret_file is None:
         return None
     if not url or secret_file is None:
-        what, remedy = (
-            "needs the other one of --webhook and --webhook-secret",
-            "give both --webhook URL and --webhook-secret FILE",
+        raise UserError(
+            what="needs the other one of --webhook and --webhook-secret",
+            where="--webhook" if url else "--webhook-secret",
+            remedy="give both --webhook URL and --webhook-secret FILE",
         )
-        raise UserError(what=what, where="--webhook" if url else "--webhook-secret", remedy=remedy)
     try:
         return Webhook(url=url, secret=secret_file.read_bytes().strip())
     except OSError as error:
-        remedy = "create the file with: openssl rand -hex 32 > FILE"
-        raise UserError(what=f"cannot be read: {error.strerror}", where="--webhook-secret", remedy=remedy) from None
+        raise UserError(
+            what=f"cannot be read: {error.strerror}",
+            where="--webhook-secret",
+            remedy="create the file with: openssl rand -hex 32 > FILE",
+        ) from None

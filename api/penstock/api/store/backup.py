@@ -70,8 +70,11 @@ def restore(engine: Engine, path: Path) -> int:
             with gzip.open(path, "rt", encoding="utf-8") as lines:
                 count = _read(connection, map(jsontext.load, lines), migrate.revisions()[-1], str(path))
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            remedy = "name a file that penstock database backup wrote"
-            raise UserError(what=f"is not a complete backup: {error}", where=str(path), remedy=remedy) from None
+            raise UserError(
+                what=f"is not a complete backup: {error}",
+                where=str(path),
+                remedy="name a file that penstock database backup wrote",
+            ) from None
         _go_on_numbering(connection)
     return count
 
@@ -79,16 +82,22 @@ def restore(engine: Engine, path: Path) -> int:
 def _require_empty(connection: Connection) -> None:
     for table in metadata.sorted_tables:
         if connection.execute(select(table).limit(1)).first() is not None:
-            remedy = "restore into a new folder or an empty database"
-            raise UserError(what=f"is not empty: {table.name} has rows", where="database", remedy=remedy)
+            raise UserError(
+                what=f"is not empty: {table.name} has rows",
+                where="database",
+                remedy="restore into a new folder or an empty database",
+            )
 
 
 def _read(connection: Connection, lines: Iterable[dict[str, Any]], known: str, place: str) -> int:
     """Insert the rows in all lines after the first, until a line without a table."""
     count, following = 0, iter(lines)
     if (schema := next(following, {})["schema"]) != known:
-        remedy = "restore with the penstock that made it, then: penstock database upgrade"
-        raise UserError(what=f"has schema {schema}, and the database has {known}", where=place, remedy=remedy)
+        raise UserError(
+            what=f"has schema {schema}, and the database has {known}",
+            where=place,
+            remedy="restore with the penstock that made it, then: penstock database upgrade",
+        )
     for line in following:
         if "table" not in line:
             if line["rows"] != count:

@@ -49,8 +49,7 @@ def parse_url(text: str) -> URL:
 
 
 def _refused(what: str) -> UserError:
-    remedy = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
-    return UserError(what=what, where="database", remedy=remedy)
+    return UserError(what=what, where="database", remedy="write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
 
 
 def make_engine(url: URL, statement_seconds: float | None = None) -> Engine:

@@ -81,20 +81,23 @@ class Batch:
         last = -1
         for i, record in enumerate(records):
             if (record.uid, record.attempt, record.source) != identity:
-                what, remedy = (
-                    "is of another source than the first record",
-                    "send one batch per uid, attempt and source",
+                raise UserError(
+                    what="is of another source than the first record",
+                    where=f"records[{i}]",
+                    remedy="send one batch per uid, attempt and source",
                 )
-                raise UserError(what=what, where=f"records[{i}]", remedy=remedy)
             if record.sequence <= last:
-                what, remedy = f"{record.sequence} does not follow {last}", "send records in their order"
-                raise UserError(what=what, where=f"records[{i}].sequence", remedy=remedy)
-            if record.log is not None and not NO_RANK <= record.log.rank <= LARGEST_RANK:
-                what, remedy = (
-                    f"{record.log.rank} is not a rank",
-                    f"number ranks from 0; {NO_RANK} means the supervisor",
+                raise UserError(
+                    what=f"{record.sequence} does not follow {last}",
+                    where=f"records[{i}].sequence",
+                    remedy="send records in their order",
                 )
-                raise UserError(what=what, where=f"records[{i}].log.rank", remedy=remedy)
+            if record.log is not None and not NO_RANK <= record.log.rank <= LARGEST_RANK:
+                raise UserError(
+                    what=f"{record.log.rank} is not a rank",
+                    where=f"records[{i}].log.rank",
+                    remedy=f"number ranks from 0; {NO_RANK} means the supervisor",
+                )
             if record.profile is not None:
                 _check_profile(record.profile, f"records[{i}].profile")
             last = record.sequence
@@ -118,8 +121,11 @@ def _check_profile(profile: Profile, where: str) -> None:
         if len(text) > most:
             raise UserError(what=f"has {len(text)} characters", where=f"{where}.{name}", remedy=f"send up to {most}")
     if not 1 <= profile.num_ranks <= LARGEST_RANK:
-        what = f"{profile.num_ranks} is not a number of ranks"
-        raise UserError(what=what, where=f"{where}.numRanks", remedy="write a number from 1 on")
+        raise UserError(
+            what=f"{profile.num_ranks} is not a number of ranks",
+            where=f"{where}.numRanks",
+            remedy="write a number from 1 on",
+        )
 
 
 def take(connection: Connection, batches: Sequence[Batch]) -> list[int | PenstockError]:

@@ -58,7 +58,13 @@ def require_current(engine: Engine) -> None:
         return
     place = f"database {engine.url.render_as_string(hide_password=True)}"
     if revision is not None and revision not in known:
-        remedy = "upgrade penstock: pip install --upgrade penstock-cli"
-        raise UserError(what=f"has schema {revision}, made by a newer penstock", where=place, remedy=remedy)
-    what = "is empty" if revision is None else f"has schema {revision}, older than {known[-1]}"
-    raise UserError(what=what, where=place, remedy="run penstock database backup, then penstock database upgrade")
+        raise UserError(
+            what=f"has schema {revision}, made by a newer penstock",
+            where=place,
+            remedy="upgrade penstock: pip install --upgrade penstock-cli",
+        )
+    raise UserError(
+        what="is empty" if revision is None else f"has schema {revision}, older than {known[-1]}",
+        where=place,
+        remedy="run penstock database backup, then penstock database upgrade",
+    )

@@ -26,12 +26,17 @@ class Webhook:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.fragment:
-            remedy = "write https://HOST/PATH, without credentials"
-            raise UserError(what="is not a URL for POST requests", where="--webhook", remedy=remedy)
+            raise UserError(
+                what="is not a URL for POST requests",
+                where="--webhook",
+                remedy="write https://HOST/PATH, without credentials",
+            )
         if len(self.secret) < FEWEST_SECRET_BYTES:
-            remedy = "create the file with: openssl rand -hex 32 > FILE"
-            what = f"is shorter than {FEWEST_SECRET_BYTES} bytes"
-            raise UserError(what=what, where="--webhook-secret", remedy=remedy)
+            raise UserError(
+                what=f"is shorter than {FEWEST_SECRET_BYTES} bytes",
+                where="--webhook-secret",
+                remedy="create the file with: openssl rand -hex 32 > FILE",
+            )
 
     def __repr__(self) -> str:
         """Scheme and host only: the path and query may contain a secret."""

@@ -76,15 +76,23 @@ def export_checkpoint(
         (candidate for candidate in checkpoints(root) if (candidate.attempt, candidate.step) == (attempt, step)), None
     )
     if known_checkpoint is None or not known_checkpoint.complete:
-        detail, remedy = f"there is no complete checkpoint {attempt}/{step}", "list them with GET .../checkpoints"
-        raise Problem(kind="not-found", detail=detail, where="step", remedy=remedy)
+        raise Problem(
+            kind="not-found",
+            detail=f"there is no complete checkpoint {attempt}/{step}",
+            where="step",
+            remedy="list them with GET .../checkpoints",
+        )
 
     def change(connection: Connection) -> Answer:
         jobs.add_event(connection, job.uid, "export", {"by": identity.name, "attempt": attempt, "step": step}, now)
         if not service.exports.start(root, attempt, step):
             retry = {"Retry-After": "30"}
-            remedy = "repeat the request after the number of seconds in Retry-After"
-            raise Problem(kind="unavailable", detail="too many exports are waiting", remedy=remedy, headers=retry)
+            raise Problem(
+                kind="unavailable",
+                detail="too many exports are waiting",
+                remedy="repeat the request after the number of seconds in Retry-After",
+                headers=retry,
+            )
         return reply(_view(service, job, known_checkpoint), 202)
 
     return write_once(service, job.uid, keyed, change)
@@ -117,8 +125,12 @@ def download_artifact(
     """A file, or one part of it. It is always a download, never a page."""
     file = open_artifact(run_folder(service.settings, job), path)
     if file is None:
-        detail, remedy = f"there is no artifact {path!r}", "list them with GET .../artifacts"
-        raise Problem(kind="not-found", detail=detail, where="path", remedy=remedy)
+        raise Problem(
+            kind="not-found",
+            detail=f"there is no artifact {path!r}",
+            where="path",
+            remedy="list them with GET .../artifacts",
+        )
     try:
         return FilePart(file, path, range_, if_range)
     except Problem:

@@ -85,8 +85,12 @@ def read_records(body: bytes, encoding: str, most_bytes: int) -> list[Record]:
     if encoding == "gzip":
         body = decompress(body, most_bytes)
     elif encoding != "identity":
-        detail, remedy = f"{encoding} is not supported", "compress the body with gzip, or leave Content-Encoding out"
-        raise Problem(kind="bad-request", detail=detail, where="Content-Encoding", remedy=remedy)
+        raise Problem(
+            kind="bad-request",
+            detail=f"{encoding} is not supported",
+            where="Content-Encoding",
+            remedy="compress the body with gzip, or leave Content-Encoding out",
+        )
     document = load_json(body)
     return _records(cleaned(document) if ESCAPED.search(body) else document)
 
@@ -96,8 +100,9 @@ def _records(document: Any) -> list[Record]:
         raise UserError(what="is not a batch", where="body", remedy='send {"records": [...]}')
     listed = document["records"]
     if not isinstance(listed, list) or len(listed) > MOST_RECORDS:
-        remedy = "send several batches"
-        raise UserError(what=f"is not a list of up to {MOST_RECORDS} records", where="records", remedy=remedy)
+        raise UserError(
+            what=f"is not a list of up to {MOST_RECORDS} records", where="records", remedy="send several batches"
+        )
     records: list[Record] = [read_value(Record, record, f"records[{i}]") for i, record in enumerate(listed)]
     return records
 

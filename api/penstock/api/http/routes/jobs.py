@@ -223,7 +223,11 @@ def read_labels(texts: list[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
-            detail, remedy = f"{text!r} is not a label selector", "write KEY=VALUE, such as team=speech"
-            raise Problem(kind="bad-request", detail=detail, where="label", remedy=remedy)
+            raise Problem(
+                kind="bad-request",
+                detail=f"{text!r} is not a label selector",
+                where="label",
+                remedy="write KEY=VALUE, such as team=speech",
+            )
         labels[key] = value
     return labels

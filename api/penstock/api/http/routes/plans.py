@@ -101,8 +101,11 @@ def ask(service: ServiceIn, identity: Editor, document: Document, keyed: Once) -
 def _for_hardware(service: Service, plan_input: PlanInput) -> PlanInput:
     """Return the request with the chosen profile; raises `UserError` if there is none, or if it does not fit."""
     if plan_input.cluster is not None and plan_input.profile is not None:
-        remedy = "leave out cluster for a measured machine, or profile for described hardware"
-        raise UserError(what="cannot be combined with cluster", where="profile", remedy=remedy)
+        raise UserError(
+            what="cannot be combined with cluster",
+            where="profile",
+            remedy="leave out cluster for a measured machine, or profile for described hardware",
+        )
     if plan_input.cluster is not None:
         return plan_input
     spec, model = plan_input.job.spec, model_digest(plan_input.job.spec.model, plan_input.job.spec.data.sequence_length)
@@ -144,9 +147,13 @@ def _require_capacity(connection: Connection, namespace: str, by: str) -> None:
         (waiting, MOST_WAITING, "unavailable", "wait"),
     ):
         if count >= most:
-            detail, retry = f"{count} requests for plans {what} already", {"Retry-After": str(RETRY_SECONDS)}
-            remedy = "repeat it after the number of seconds in Retry-After, or cancel requests with DELETE /v1/plans/ID"
-            raise Problem(kind=kind, detail=detail, remedy=remedy, headers=retry)
+            raise Problem(
+                kind=kind,
+                detail=f"{count} requests for plans {what} already",
+                remedy="repeat it after the number of seconds in Retry-After, or cancel requests with "
+                "DELETE /v1/plans/ID",
+                headers={"Retry-After": str(RETRY_SECONDS)},
+            )
 
 
 @router.get("/v1/plans", responses=READS, operation_id="listPlanRequests")

@@ -100,8 +100,11 @@ def _retry_there(
 def _require_ended(old: StoredJob) -> None:
     if old.phase.terminal or old.deleted_at is not None:
         return
-    remedy = "wait until it has ended, or delete it; resume a suspended job with POST .../resume"
-    raise Problem(kind="conflict", detail=f"the job is {old.phase}", remedy=remedy)
+    raise Problem(
+        kind="conflict",
+        detail=f"the job is {old.phase}",
+        remedy="wait until it has ended, or delete it; resume a suspended job with POST .../resume",
+    )
 
 
 def _begin(settings: Settings, old: StoredJob) -> str | None:
@@ -118,8 +121,11 @@ def _require_steps_left(old: StoredJob, step: int, uri: str) -> None:
     """Raise `Problem` if the checkpoint is that of the last step."""
     steps = old.next_job.spec.training.steps
     if step >= steps:
-        detail, remedy = f"all {steps} steps are done", f"submit a job with more steps and resumeFrom: {uri}"
-        raise Problem(kind="conflict", detail=detail, remedy=remedy)
+        raise Problem(
+            kind="conflict",
+            detail=f"all {steps} steps are done",
+            remedy=f"submit a job with more steps and resumeFrom: {uri}",
+        )
 
 
 @of_job.get("/reproduce", responses=READS, name="reproduceJob")

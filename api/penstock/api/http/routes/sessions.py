@@ -52,13 +52,19 @@ def create_link(
     It needs the token itself: a session that could create links would never end.
     """
     if caller.session is not None:
-        remedy = "send the token: Authorization: Bearer TOKEN"
-        detail = "a session cannot create login links"
-        raise Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
+        raise Problem(
+            kind="forbidden",
+            detail="a session cannot create login links",
+            where="Authorization",
+            remedy="send the token: Authorization: Bearer TOKEN",
+        )
     if isinstance(identity, ClusterUser):
-        detail = "a token of the cluster cannot create login links"
-        remedy = "use a token of the service: penstock token create"
-        raise Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
+        raise Problem(
+            kind="forbidden",
+            detail="a token of the cluster cannot create login links",
+            where="Authorization",
+            remedy="use a token of the service: penstock token create",
+        )
     now = service.clock()
 
     def change(connection: Connection, new: NewSecret) -> Answer:
@@ -96,8 +102,12 @@ def logout(service: ServiceIn, identity: Viewer, caller: CallerIn, keyed: Once) 
     """Sign out the browser that sends this."""
     session = caller.session
     if session is None:
-        remedy = "revoke the token instead, or end a session: DELETE /v1/sessions/{session}"
-        raise Problem(kind="conflict", detail="the request belongs to no session", where="Cookie", remedy=remedy)
+        raise Problem(
+            kind="conflict",
+            detail="the request belongs to no session",
+            where="Cookie",
+            remedy="revoke the token instead, or end a session: DELETE /v1/sessions/{session}",
+        )
     now = service.clock()
 
     def change(connection: Connection) -> Answer:

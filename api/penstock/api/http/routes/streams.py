@@ -98,12 +98,21 @@ def opened(service: Service, listener: Listener) -> EventStream:
     remedy, retry = "close a stream, or poll GET /v1/jobs instead", {"Retry-After": "10"}
     num_open, (of_token, of_namespaces) = feed.num_listeners, feed.num_of(listener.share)
     if num_open >= limits.streams:
-        detail = f"{limits.streams} live streams are open"
-        raise Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
+        raise Problem(
+            kind="unavailable", detail=f"{limits.streams} live streams are open", remedy=remedy, headers=retry
+        )
     if 3 * of_token >= limits.streams:
-        detail = f"{of_token} live streams of this token are open"
-        raise Problem(kind="too-many-requests", detail=detail, remedy=remedy, headers=retry)
+        raise Problem(
+            kind="too-many-requests",
+            detail=f"{of_token} live streams of this token are open",
+            remedy=remedy,
+            headers=retry,
+        )
     if 2 * of_namespaces >= limits.streams - (num_open - of_namespaces):
-        detail = f"{of_namespaces} live streams of the same namespaces are open, and the rest is reserved for others"
-        raise Problem(kind="too-many-requests", detail=detail, remedy=remedy, headers=retry)
+        raise Problem(
+            kind="too-many-requests",
+            detail=f"{of_namespaces} live streams of the same namespaces are open, and the rest is reserved for others",
+            remedy=remedy,
+            headers=retry,
+        )
     return EventStream(feed, listener, limits.stream_seconds)

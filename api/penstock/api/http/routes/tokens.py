@@ -26,8 +26,11 @@ def create(
 ) -> Response:
     """Create a token. Only this answer contains its secret. On a cluster the token of an editor needs a namespace."""
     if service.cluster is not None and wanted.role is Role.EDITOR and wanted.namespace is None:
-        remedy = "name the namespace whose jobs it may change, and create one token for each namespace"
-        raise UserError(what="is missing: an editor changes jobs of one namespace", where="namespace", remedy=remedy)
+        raise UserError(
+            what="is missing: an editor changes jobs of one namespace",
+            where="namespace",
+            remedy="name the namespace whose jobs it may change, and create one token for each namespace",
+        )
     bearer = Identity(name=wanted.name, role=wanted.role, namespace=wanted.namespace)
     now = service.clock()
 
