@@ -33,51 +33,39 @@ class Cluster(Protocol):
 
     def identity(self) -> str:
         """The unique and permanent identity of this cluster."""
-        ...
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """Read the current object."""
-        ...
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
         """Return the objects that match the label selector, in the namespace or, if it is empty, in all."""
-        ...
 
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
         """Changes after ``version``, for a minute at most."""
-        ...
 
     def submit(self, job: Mapping[str, Any], *, dry_run: bool = False) -> Object:
         """Create the PipelineJob; a dry run only returns the result."""
-        ...
 
     def set_suspend(self, job: ObjectKey, suspend: bool, version: str | None = None) -> Object:
         """Set ``suspend`` of the job. If a resource ``version`` is given, fail if the job has another one."""
-        ...
 
     def delete(self, job: ObjectKey, version: str | None = None) -> None:
         """Delete the PipelineJob, and its dependents in the background; ``version`` as in `set_suspend`."""
-        ...
 
     def report(self, job: ObjectKey, progress: JobProgress, version: str) -> None:
         """Apply ``progress``, the service's part of the job's status. Fails if the job has another ``version``."""
-        ...
 
     def create_config_map(self, config_map: Mapping[str, Any]) -> Object:
         """Create the ConfigMap."""
-        ...
 
     def write_lease(self, lease: Mapping[str, Any]) -> Object:
         """Create the Lease, or replace it at its resource version."""
-        ...
 
     def review_token(self, token: str, audiences: Sequence[str]) -> Object:
         """Return the status of a TokenReview: the token's user, and those of ``audiences`` for which it is valid."""
-        ...
 
     def review_access(self, user: Mapping[str, Any], verb: str, namespace: str) -> bool:
         """Whether the user may use the verb on PipelineJobs in the namespace, or in all if it is empty."""
-        ...
 
 
 class HttpCluster(Transport):

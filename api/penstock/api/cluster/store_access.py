@@ -17,16 +17,12 @@ class StoreAccess(Protocol):
     @property
     def clock(self) -> Callable[[], float]:
         """Seconds since the epoch."""
-        ...
 
     def read(self, question: Callable[[Connection], T]) -> T:
         """Return the result of ``question``, on one snapshot of the database."""
-        ...
 
     def write(self, key: str, change: Callable[[Connection], T]) -> T:
         """Make a change of ``key``, and wait for the commit."""
-        ...
 
     def submit(self, key: str, change: Callable[[Connection], T]) -> Future[T]:
         """Like `write`, but return a future."""
-        ...

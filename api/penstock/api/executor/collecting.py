@@ -81,11 +81,9 @@ class Shippers(Protocol):
 
     def start(self, folder: AttemptFolder) -> None:
         """Start the upload of all records in the run directory."""
-        ...
 
     def running(self) -> int:
         """Number of started shippers that have not ended."""
-        ...
 
 
 class ProcessShippers:
