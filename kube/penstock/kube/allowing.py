@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.job_policy import JobPolicy, refers_to_secrets, refusals
-from penstock.kube.resources import NAMESPACES, Resource
-from penstock.kube.transport import KubeError, Object
-
-
-class Reads(Protocol):
-    """A cluster that objects can be read from."""
-
-    def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """The object as it is now; raises `KubeError`."""
-        ...
+from penstock.kube.resources import NAMESPACES
+from penstock.kube.transport import Reads, find
 
 
 def read_policy(path: Path) -> JobPolicy:
@@ -43,9 +34,5 @@ def refusals_on(cluster: Reads, job: PipelineJob, policy: JobPolicy) -> list[Use
 
 def _labels(cluster: Reads, namespace: str) -> dict[str, str]:
     """The labels of a namespace; none if it does not exist."""
-    try:
-        return dict(cluster.get(NAMESPACES, "", namespace)["metadata"].get("labels") or {})
-    except KubeError as error:
-        if error.is_missing:
-            return {}
-        raise
+    item = find(cluster, NAMESPACES, "", namespace)
+    return dict(item["metadata"].get("labels") or {}) if item is not None else {}

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from kubernetes.client import ApiClient
@@ -74,6 +74,23 @@ class KubeError(PenstockError):
     def is_expired(self) -> bool:
         """Whether the resource version is too old for a watch, which has to re-list."""
         return self.status == 410
+
+
+class Reads(Protocol):
+    """A cluster that objects can be read from."""
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """Read the current object; raises `KubeError`."""
+
+
+def find(cluster: Reads, resource: Resource, namespace: str, name: str) -> Object | None:
+    """Return the current object; none if it does not exist. Raises `KubeError` for any other failure."""
+    try:
+        return cluster.get(resource, namespace, name)
+    except KubeError as error:
+        if not error.is_missing:
+            raise
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.api.cluster.kube import Cluster
 from penstock.kube.names import SERVICE_LEASE
 from penstock.kube.resources import LEASES
-from penstock.kube.transport import KubeError, Object
+from penstock.kube.transport import KubeError, Object, find
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Lease:
         return now
 
     def _try(self, now: float) -> bool:
-        lease = self._read_current()
+        lease = find(self._kube, LEASES, self._namespace, SERVICE_LEASE)
         if lease is not None and not self._is_free(lease, now):
             return False
         try:
@@ -116,14 +116,6 @@ class Lease:
                 raise
             return False
         return True
-
-    def _read_current(self) -> Object | None:
-        try:
-            return self._kube.get(LEASES, self._namespace, SERVICE_LEASE)
-        except KubeError as error:
-            if not error.is_missing:
-                raise
-            return None
 
     def _is_free(self, lease: Object, now: float) -> bool:
         version = str(lease["metadata"]["resourceVersion"])

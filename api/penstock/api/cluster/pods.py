@@ -10,7 +10,7 @@ from penstock.api.auth.identity import Caller, Identity, Reporting, Role
 from penstock.api.cluster.kube import Cluster
 from penstock.kube.names import ATTEMPT_LABEL, GROUP, JOB_KIND
 from penstock.kube.resources import BATCH_JOBS, JOBSETS, PODS
-from penstock.kube.transport import KubeError, Object
+from penstock.kube.transport import Object, find
 
 POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
 SERVICE_ACCOUNT = "system:serviceaccount:"
@@ -38,13 +38,10 @@ class Pods:
         return None if identity is None else Caller(identity=identity, token=f"pod:{uid}"[:63])
 
     def _identified(self, namespace: str, name: str, uid: str) -> Identity | None:
-        try:
-            pod = self._kube.get(PODS, namespace, name)
-            job = self._job_of(pod, namespace) if pod["metadata"]["uid"] == uid else None
-        except KubeError as error:
-            if not error.is_missing:
-                raise
+        pod = find(self._kube, PODS, namespace, name)
+        if pod is None or pod["metadata"]["uid"] != uid:
             return None
+        job = self._job_of(pod, namespace)
         attempt = (pod["metadata"].get("labels") or {}).get(ATTEMPT_LABEL, "")
         if job is None or not attempt.isdecimal():
             return None
@@ -58,13 +55,11 @@ class Pods:
 
     def _job_of(self, pod: Object, namespace: str) -> tuple[str, str] | None:
         """Return name and uid of the PipelineJob, if the uid of every owner in between matches."""
-        current = pod
+        current: Object | None = pod
         for kind, group, resource in ABOVE:
             owner = _owner(current, kind, group)
-            if owner is None:
-                return None
-            current = self._kube.get(resource, namespace, owner["name"])
-            if current["metadata"]["uid"] != owner["uid"]:
+            current = find(self._kube, resource, namespace, owner["name"]) if owner else None
+            if owner is None or current is None or current["metadata"]["uid"] != owner["uid"]:
                 return None
         job = _owner(current, JOB_KIND, GROUP)
         return None if job is None else (job["name"], job["uid"])

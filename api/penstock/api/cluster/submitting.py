@@ -25,7 +25,7 @@ from penstock.core.run.locations import OUT
 from penstock.kube.allowing import refusals_on
 from penstock.kube.names import REQUEST_ANNOTATION, SUBMITTER_ANNOTATION, claim_name
 from penstock.kube.resources import JOBS
-from penstock.kube.transport import KubeError, Object
+from penstock.kube.transport import KubeError, Object, find
 
 TRIES = 8
 """Limit of tries of a change, which conflicts with other writers fail although they do not affect the request."""
@@ -46,8 +46,11 @@ def submitted(kube: Cluster, job: PipelineJob, by: str, keyed: KeyedRequest | No
         return kube.submit(manifest, dry_run=dry_run)
     except KubeError as error:
         if error.is_missing and error.message.startswith("namespaces "):
-            remedy = "use one of kubectl get namespaces, or let an administrator create it"
-            raise UserError(what="does not exist on the cluster", where="metadata.namespace", remedy=remedy) from None
+            raise UserError(
+                what="does not exist on the cluster",
+                where="metadata.namespace",
+                remedy="use one of kubectl get namespaces, or let an administrator create it",
+            ) from None
         if not error.is_taken or keyed is None:
             raise
         item = kube.get(JOBS, job.metadata.namespace, job.metadata.name)
@@ -103,12 +106,9 @@ def _read_current(
     kube: Cluster, store: Callable[[Object], StoredJob | None], namespace: str, name: str
 ) -> tuple[Object, StoredJob]:
     """Read the job from the cluster, and store it; return both forms."""
-    try:
-        item = kube.get(JOBS, namespace, name)
-    except KubeError as error:
-        if not error.is_missing:
-            raise
-        raise NoSuchJobError(f"{namespace}/{name}") from None
+    item = find(kube, JOBS, namespace, name)
+    if item is None:
+        raise NoSuchJobError(f"{namespace}/{name}")
     stored = store(item)
     if stored is None:
         raise KubeError(422, "Invalid", "the status of the job cannot be read; the service's log has the field")
