@@ -17,7 +17,7 @@ from penstock.api.live.listeners import MOST_WAITING, MOST_WAITING_BYTES, Filter
 from penstock.api.live.messages import KEEP_ALIVE, JobUpdate
 from penstock.api.service import Service
 from penstock.api.store import changes, jobs
-from penstock.api.store.changes import Change, Signature
+from penstock.api.store.changes import Change
 from penstock.core.lifecycle import Phase
 from tests.support.listening import Ear, ear
 from tests.support.service import Clock, add_job, new_service
@@ -294,26 +294,18 @@ def test_a_closed_feed_ends_streams_that_come_late_until_it_is_opened(service: S
     run(scenario)
 
 
-class Stumbling:
-    """A reader whose database is away at first."""
-
-    def __init__(self, service: Service, failures: int) -> None:
-        self._service, self._failures = service, failures
-
-    def changed_since(self, since: float) -> Mapping[str, Signature]:
-        return self._service.read(lambda connection: changes.changed_since(connection, since))
-
-    def read_changes(self, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
-        self._failures -= 1
-        if self._failures >= 0:
-            raise OperationalError("SELECT", {}, Exception("the database is away"))
-        return self._service.read(lambda connection: changes.read_changes(connection, uids, after))
-
-
 def test_a_database_that_is_away_is_waited_for(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures, read_changes = iter(range(3)), changes.read_changes
+
+    def stumbling(connection: Connection, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
+        if next(failures, None) is not None:
+            raise OperationalError("SELECT", {}, Exception("the database is away"))
+        return read_changes(connection, uids, after)
+
     monkeypatch.setattr(feeds, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(changes, "read_changes", stumbling)
     uid = add_job(service).uid
-    feed = Feed(Stumbling(service, 3), service.clock)
+    feed = Feed(service.engine, service.clock)
 
     async def scenario() -> None:
         async with ear(feed, JobListener(uid=uid, last_event=0)) as hearing:

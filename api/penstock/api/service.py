@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -20,8 +20,6 @@ from penstock.api.live.notices import Notices
 from penstock.api.metrics.instruments import Instruments, make_instruments
 from penstock.api.metrics.jobs import JobsCollector
 from penstock.api.settings import Settings
-from penstock.api.store import changes
-from penstock.api.store.changes import Change, Signature
 from penstock.api.store.engine import STATEMENT_SECONDS, is_sqlite, make_engine, parse_url
 from penstock.api.store.migrate import require_current
 from penstock.api.store.writer import Joint, Writer
@@ -94,7 +92,7 @@ def open_service(
     except BaseException:
         engine.dispose()
         raise
-    feed = Feed(_FeedReader(engine), clock)
+    feed = Feed(engine, clock)
     instruments = make_instruments(feed, JobsCollector(engine, clock))
 
     notices = None if is_sqlite(engine.url) else Notices(engine, feed.touched)
@@ -114,18 +112,3 @@ def open_service(
         clock=clock,
         notices=notices,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _FeedReader:
-    """`penstock.api.live.feed.Reader` on the store."""
-
-    engine: Engine
-
-    def changed_since(self, since: float) -> Mapping[str, Signature]:
-        with self.engine.connect() as connection:
-            return changes.changed_since(connection, since)
-
-    def read_changes(self, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
-        with self.engine.connect() as connection:
-            return changes.read_changes(connection, uids, after)

@@ -12,15 +12,18 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
 
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener, Share
 from penstock.api.live.messages import JobUpdate
-from penstock.api.store.changes import Change, Signature
+from penstock.api.store import changes
+from penstock.api.store.changes import Signature
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
@@ -36,26 +39,14 @@ OVERLAP_SECONDS = 5.0
 """Overlap of successive polls: a write may be committed, or visible, later than its timestamp."""
 
 
-class Reader(Protocol):
-    """The feed's interface to the store; called from threads."""
-
-    def changed_since(self, since: float) -> Mapping[str, Signature]:
-        """Jobs that changed or reported at that time or later."""
-        ...
-
-    def read_changes(self, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
-        """These jobs, with their events above the numbers in ``after``."""
-        ...
-
-
 class Feed:
-    """Feeds listeners from ``reader``; ``clock`` gives seconds since the epoch.
+    """Feeds listeners from the store; ``clock`` gives seconds since the epoch.
 
     `touched` may be called from any thread, everything else from one event loop.
     """
 
-    def __init__(self, reader: Reader, clock: Callable[[], float]) -> None:
-        self._reader, self._clock = reader, clock
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine, self._clock = engine, clock
         self._of_jobs: dict[str, list[JobListener]] = {}
         self._of_lists: list[ListListener] = []
         self._work: asyncio.Task[None] | None = None
@@ -153,7 +144,7 @@ class Feed:
 
     async def _changed_elsewhere(self, since: float) -> set[str]:
         """Return jobs that other services changed; signatures outside of the overlap are dropped."""
-        signatures = await asyncio.to_thread(self._reader.changed_since, since)
+        signatures = await asyncio.to_thread(self._read, lambda connection: changes.changed_since(connection, since))
         new = {uid for uid, signature in signatures.items() if self._known.get(uid) != signature}
         self._known = {uid: signature for uid, signature in self._known.items() if uid in signatures}
         self._row_sent_at = {uid: at for uid, at in self._row_sent_at.items() if uid in signatures}
@@ -167,7 +158,8 @@ class Feed:
         after = {
             uid: min(listener.last_event for listener in some) for uid, some in self._of_jobs.items() if uid in relevant
         }
-        for number, change in enumerate(await asyncio.to_thread(self._reader.read_changes, relevant, after)):
+        read = await asyncio.to_thread(self._read, lambda connection: changes.read_changes(connection, relevant, after))
+        for number, change in enumerate(read):
             if number % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
             update = JobUpdate(change)
@@ -178,6 +170,10 @@ class Feed:
             delivered = [listener.offer(update, now) for listener in self._of_jobs.get(uid, ())]
             if not all(delivered):
                 self._late.add(uid)
+
+    def _read(self, question: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            return question(connection)
 
     async def _send_to_lists(self, now: float) -> None:
         ready = [uid for uid in self._rows if now >= self._row_sent_at.get(uid, -ROW_SECONDS) + ROW_SECONDS]
