@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock import core
 from penstock.api.http import errors
 from penstock.api.http.auth_middleware import AuthMiddleware
-from penstock.api.http.compression import Compressed
 from penstock.api.http.dependencies import by_name, by_uid
 from penstock.api.http.documented import completed
 from penstock.api.http.limits_middleware import LimitsMiddleware
@@ -120,7 +119,6 @@ def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) 
     for router in OF_JOB:
         _include_twice(app, router)
     errors.register(app)
-    app.add_middleware(Compressed)
     app.add_middleware(FastPath, route=ingest.ROUTE)
     app.add_middleware(AuthMiddleware, service=service, clock=seconds)
     app.add_middleware(LimitsMiddleware, settings=service.settings)

@@ -6,14 +6,14 @@ from typing import Annotated
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Caller
 from penstock.api.http.auth_middleware import address_of
 from penstock.api.http.credentials import COOKIE
 from penstock.api.http.dependencies import ServiceIn, require_same_origin
-from penstock.api.http.routes.pages import page_response
+from penstock.api.http.page_response import PageResponse
 from penstock.api.pages.login import STALE, WELCOME, login_page
 from penstock.api.store import sessions
 from penstock.api.store.sessions import NoSuchLinkError, StoredSession
@@ -22,9 +22,9 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/login", operation_id="showLogin")
-def show() -> HTMLResponse:
+def show() -> PageResponse:
     """Show the form, which a script fills with the code from the URL's fragment."""
-    return page_response(login_page(WELCOME), None)
+    return PageResponse(login_page(WELCOME), None)
 
 
 async def read_code(request: Request) -> str:
@@ -53,7 +53,7 @@ def sign_in(request: Request, service: ServiceIn, code: Annotated[str, Depends(r
     try:
         session, secret = service.write("sessions", change)
     except NoSuchLinkError:
-        return page_response(login_page(STALE), None, 403)
+        return PageResponse(login_page(STALE), None, 403)
     request.state.caller = session.caller
     response = RedirectResponse("/", status_code=303)
     response.set_cookie(

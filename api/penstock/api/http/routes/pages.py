@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import Response
 from sqlalchemy import Connection
 
-from penstock.api.auth.identity import Identity, Role
+from penstock.api.auth.identity import Role
 from penstock.api.files.runfiles import artifacts, checkpoints
 from penstock.api.http.dependencies import Editor, ServiceIn, Viewer, forbidden
+from penstock.api.http.page_response import PageResponse
 from penstock.api.http.problems import Problem
 from penstock.api.http.routes.insight import LARGEST_NUMBER, not_sampled
 from penstock.api.http.routes.jobs import visible
@@ -22,7 +23,6 @@ from penstock.api.pages.job_data import NotSampledError, read_job
 from penstock.api.pages.job_files import JobFiles
 from penstock.api.pages.listing import listing
 from penstock.api.pages.profiles import profile_list, profile_page
-from penstock.api.pages.shell import POLICY, Page
 from penstock.api.pages.submit import submit_page
 from penstock.api.pages.whatif import answer_page, whatif_page
 from penstock.api.store import jobs, plan_requests, profiles
@@ -37,12 +37,6 @@ MONTH_SECONDS = 30 * 86_400
 DEFAULT_NAMESPACE = "default"
 
 
-def page_response(page: Page, identity: Identity | None, status: int = 200) -> HTMLResponse:
-    """Return the page as a response."""
-    headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
-    return HTMLResponse(page.document(identity), status_code=status, headers=headers)
-
-
 @router.get("/")
 def show_jobs(
     service: ServiceIn,
@@ -51,12 +45,12 @@ def show_jobs(
     phase: Phase | str = "",
     sort: str = "-created",
     cursor: Annotated[str | None, Query(max_length=512)] = None,
-) -> HTMLResponse:
+) -> PageResponse:
     """Show the list of jobs."""
     phases = (Phase(phase),) if phase in set(Phase) else ()
     query = jobs.Query(namespaces=visible(identity, None), phases=phases, name=name, sort=sort, cursor=cursor)
     page_jobs, following = service.read(lambda connection: jobs.page(connection, query))
-    return page_response(listing(page_jobs, query, following, service.clock()), identity)
+    return PageResponse(listing(page_jobs, query, following, service.clock()), identity)
 
 
 @router.get("/jobs/{namespace}/{name}")
@@ -68,7 +62,7 @@ def show_job(
     step: Annotated[
         int | None, Query(ge=0, le=LARGEST_NUMBER, description="A sampled step; else a typical one.")
     ] = None,
-) -> HTMLResponse:
+) -> PageResponse:
     """Show a job."""
     try:
         data = service.read(lambda connection: read_job(connection, namespace, name, step))
@@ -80,7 +74,7 @@ def show_job(
         artifacts=artifacts(root),
         elsewhere=elsewhere(service.settings, data.stored),
     )
-    return page_response(job_page(data, files, identity, service.clock()), identity)
+    return PageResponse(job_page(data, files, identity, service.clock()), identity)
 
 
 @router.get("/compare")
@@ -88,50 +82,58 @@ def show_comparison(
     service: ServiceIn,
     identity: Viewer,
     job: Annotated[list[str], Query(description="NAMESPACE/NAME, two to four times.")] = [],  # noqa: B006
-) -> HTMLResponse:
+) -> PageResponse:
     """Compare jobs."""
     places = [read_place(text) for text in job]
     if not FEWEST <= len(places) <= MOST:
-        remedy = "mark two to four jobs in the list, then press Compare"
-        raise Problem(kind="bad-request", detail=f"{len(places)} jobs cannot be compared", where="job", remedy=remedy)
+        raise Problem(
+            kind="bad-request",
+            detail=f"{len(places)} jobs cannot be compared",
+            where="job",
+            remedy="mark two to four jobs in the list, then press Compare",
+        )
     for namespace, _ in places:
         if not identity.may(Role.VIEWER, namespace, "get"):
             raise forbidden(Role.VIEWER, namespace)
     compared = service.read(lambda connection: [read_job(connection, *place) for place in places])
-    return page_response(comparison(compared), identity)
+    return PageResponse(comparison(compared), identity)
 
 
 def read_place(text: str) -> tuple[str, str]:
     """Parse ``NAMESPACE/NAME``; raises `Problem`."""
     namespace, slash, name = text.partition("/")
     if not slash or not namespace or not name:
-        remedy = "write NAMESPACE/NAME, such as default/llama"
-        raise Problem(kind="bad-request", detail=f"{text!r} does not name a job", where="job", remedy=remedy)
+        raise Problem(
+            kind="bad-request",
+            detail=f"{text!r} does not name a job",
+            where="job",
+            remedy="write NAMESPACE/NAME, such as default/llama",
+        )
     return namespace, name
 
 
 @router.get("/submit")
-def show_submit(identity: Viewer) -> HTMLResponse:
+def show_submit(identity: Viewer) -> PageResponse:
     """Show the form to submit a job."""
-    return page_response(submit_page(), identity)
+    return PageResponse(submit_page(), identity)
 
 
 @router.get("/whatif")
 def show_whatif(
     service: ServiceIn, identity: Editor, job: Annotated[str | None, Query(description="NAMESPACE/NAME.")] = None
-) -> HTMLResponse:
+) -> PageResponse:
     """Show controls and the resulting plan, of an example or of an existing job. It needs the right to plan."""
     if job is None:
-        return page_response(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
+        return PageResponse(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
     namespace, name = read_place(job)
     if not identity.may(Role.EDITOR, namespace, "create"):
         raise forbidden(Role.EDITOR, namespace)
     example = service.read(lambda connection: jobs.find(connection, namespace, name))
-    return page_response(whatif_page(namespace, example.recorded_job), identity)
+    return PageResponse(whatif_page(namespace, example.recorded_job), identity)
 
 
 @router.get("/plans/{request}")
-def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLResponse:
+def show_plan(service: ServiceIn, identity: Viewer, request: str) -> PageResponse:
     """Show a plan request, with its progress."""
 
     def question(connection: Connection) -> tuple[StoredRequest, Plan | None, PlanInput]:
@@ -144,30 +146,33 @@ def show_plan(service: ServiceIn, identity: Viewer, request: str) -> HTMLRespons
     spec, cluster = plan_input.job.spec, plan_input.cluster
     run_time = None if plan is None else run_time_of(plan, spec, cluster)
     cost = None if plan is None else cost_of(plan, spec, cluster)
-    return page_response(answer_page(stored, plan, run_time, cost), identity)
+    return PageResponse(answer_page(stored, plan, run_time, cost), identity)
 
 
 @router.get("/profiles")
-def show_profiles(service: ServiceIn, identity: Viewer) -> HTMLResponse:
+def show_profiles(service: ServiceIn, identity: Viewer) -> PageResponse:
     """Show the list of profiles."""
-    return page_response(profile_list(service.read(profiles.every), service.clock()), identity)
+    return PageResponse(profile_list(service.read(profiles.every), service.clock()), identity)
 
 
 @router.get("/profiles/{digest}")
-def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> HTMLResponse:
+def show_profile(service: ServiceIn, identity: Viewer, digest: str) -> PageResponse:
     """Show a profile."""
     from penstock.planner.fit import fit_points
 
     stored, profile = service.read(lambda connection: profiles.get(connection, digest))
-    return page_response(profile_page(stored, profile, fit_points(profile)), identity)
+    return PageResponse(profile_page(stored, profile, fit_points(profile)), identity)
 
 
 @router.get("/static/{name}")
 def show_file(name: str, accept_encoding: Annotated[str, Header()] = "") -> Response:
     """Return a file that pages refer to, the same for all users."""
     if name not in static.FILES:
-        remedy = "reload the page: another version of the service made it"
-        raise Problem(kind="not-found", detail=f"there is no file {name}", remedy=remedy)
+        raise Problem(
+            kind="not-found",
+            detail=f"there is no file {name}",
+            remedy="reload the page: another version of the service made it",
+        )
     headers = {"Cache-Control": f"public, max-age={MONTH_SECONDS}, immutable", "Vary": "Accept-Encoding"}
     media_type, _ = static.FILES[name]
     if "gzip" in accept_encoding:
