@@ -5,18 +5,19 @@ from __future__ import annotations
 import errno
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 from sqlalchemy.exc import DataError, DBAPIError
 from starlette.exceptions import HTTPException
 
+from penstock.api.http.page_response import PageResponse
 from penstock.api.http.problems import MEDIA_TYPE, PROBLEMS, Problem
 from penstock.api.pages.login import WELCOME, login_page
-from penstock.api.pages.shell import POLICY, Page
+from penstock.api.pages.shell import Page
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.idempotency import KeyReusedError
 from penstock.api.store.ingest import EarlyAttemptError, ForeignJobError, StaleAttemptError
@@ -38,12 +39,22 @@ log = logging.getLogger(__name__)
 BY_STATUS = {kind.status: kind.name for kind in reversed(PROBLEMS.values())}
 RETRY = "repeat the request after the number of seconds in Retry-After"
 """Remedy of a passing failure, whose answer has that header."""
+SOON = {"Retry-After": "2"}
+RENAME = "choose another name, or delete that job"
+REREAD = "read the job again, and repeat the change if it still applies"
 
 DESCRIBED = "compare the request with its operation in /v1/openapi.json"
 """The default remedy."""
 FULL_DISK = ("database or disk is full", "No space left on device")
 TOO_LONG = "57014"
 """SQLSTATE of a statement that was canceled at its time limit."""
+
+
+def _as(
+    kind: str, detail: str, *, where: str = "", remedy: str, headers: Mapping[str, str] | None = None
+) -> Callable[[Exception], Problem]:
+    """Return the translation of an error into a problem of that kind; ``{}`` in ``detail`` is the error's text."""
+    return lambda error: Problem(kind=kind, detail=detail.format(error), where=where, remedy=remedy, headers=headers)
 
 
 def _user_error(error: UserError) -> Problem:
@@ -63,62 +74,6 @@ def _not_allowed(error: NotAllowedError) -> Problem:
     return Problem(kind="not-allowed", detail=error.what, where=error.where, remedy=error.remedy)
 
 
-def _no_such_job(error: NoSuchJobError) -> Problem:
-    return Problem(kind="not-found", detail=f"there is no job {error}", remedy="list the jobs with GET /v1/jobs")
-
-
-def _no_such_token(error: NoSuchTokenError) -> Problem:
-    return Problem(kind="not-found", detail=str(error), remedy="list the tokens with GET /v1/tokens")
-
-
-def _no_such_request(error: NoSuchRequestError) -> Problem:
-    remedy = "list the plan requests with GET /v1/plans"
-    return Problem(kind="not-found", detail=f"there is no plan request {error}", remedy=remedy)
-
-
-def _no_such_profile(error: NoSuchProfileError) -> Problem:
-    return Problem(
-        kind="not-found", detail=f"there is no profile {error}", remedy="list the profiles with GET /v1/profiles"
-    )
-
-
-def _no_such_session(error: NoSuchSessionError) -> Problem:
-    return Problem(kind="not-found", detail=str(error), remedy="list the sessions with GET /v1/sessions")
-
-
-def _name_taken(error: NameTakenError) -> Problem:
-    remedy = "choose another name, or delete that job"
-    return Problem(kind="name-taken", detail=f"a job {error} exists", where="metadata.name", remedy=remedy)
-
-
-def _changed(error: ChangedMeanwhileError) -> Problem:
-    remedy = "read the job again, and repeat the change if it still applies"
-    return Problem(kind="changed-meanwhile", detail=f"the job has {error}", where="If-Match", remedy=remedy)
-
-
-def _early(error: EarlyAttemptError) -> Problem:
-    detail = f"the records are of {error}"
-    retry = {"Retry-After": "2"}
-    return Problem(
-        kind="early-attempt",
-        detail=detail,
-        where="records",
-        remedy="send them again after the number of seconds in Retry-After",
-        headers=retry,
-    )
-
-
-def _stale(error: StaleAttemptError) -> Problem:
-    remedy = "stop sending records of this attempt: it is closed"
-    return Problem(kind="stale-attempt", detail=f"the records are of {error}", where="records", remedy=remedy)
-
-
-def _foreign(error: ForeignJobError) -> Problem:
-    detail = f"the records are of a job in namespace {error}"
-    remedy = "report with a token for that namespace, or with one for all namespaces"
-    return Problem(kind="forbidden", detail=detail, where="Authorization", remedy=remedy)
-
-
 def _cluster(error: KubeError) -> Problem:
     """Return the problem of a cluster's refusal, with the field that it names; other failures may be retried."""
     if error.status in (400, 422):
@@ -127,56 +82,50 @@ def _cluster(error: KubeError) -> Problem:
     if error.is_missing:
         return Problem(kind="not-found", detail=error.message, remedy="list the jobs: GET /v1/jobs")
     if error.is_taken:
-        remedy = "choose another name, or delete that job"
-        return Problem(kind="name-taken", detail=error.message, where="metadata.name", remedy=remedy)
+        return Problem(kind="name-taken", detail=error.message, where="metadata.name", remedy=RENAME)
     if error.status == 403:
-        remedy = "kubectl auth can-i --list shows your permissions; an administrator of the cluster can grant them"
-        return Problem(kind="forbidden", detail=f"the cluster refuses: {error.message}", remedy=remedy)
+        return Problem(
+            kind="forbidden",
+            detail=f"the cluster refuses: {error.message}",
+            remedy="kubectl auth can-i --list shows your permissions; an administrator of the cluster can grant them",
+        )
     if error.status == 409:
-        remedy = "read the job again, and repeat the change if it still applies"
-        return Problem(kind="conflict", detail=error.message, remedy=remedy)
+        return Problem(kind="conflict", detail=error.message, remedy=REREAD)
     log.warning("a request failed, because the cluster did not answer: %s", error)
-    retry = {"Retry-After": "2"}
-    return Problem(kind="unavailable", detail="the cluster does not answer", remedy=RETRY, headers=retry)
+    return Problem(kind="unavailable", detail="the cluster does not answer", remedy=RETRY, headers=SOON)
 
 
-def _reused(error: KeyReusedError) -> Problem:
-    remedy = "use a new key for a new request"
-    detail = "the key was used before for another request"
-    return Problem(kind="conflict", detail=detail, where="Idempotency-Key", remedy=remedy)
-
-
-def _illegal(error: IllegalTransitionError) -> Problem:
-    return Problem(kind="conflict", detail=str(error), remedy="read the job again: its phase has changed")
-
-
-def _ending(error: WriterClosedError | LostLeaseError) -> Problem:
-    return Problem(kind="unavailable", detail=str(error), remedy=RETRY, headers={"Retry-After": "2"})
+_full_disk = _as(
+    "storage-full",
+    "the disk of the service is full, and nothing can be stored",
+    remedy="free some space where the service keeps its data",
+)
+_ending = _as("unavailable", "{}", remedy=RETRY, headers=SOON)
 
 
 def _database(error: DBAPIError) -> Problem:
     reason = str(error.orig)
     if any(phrase in reason for phrase in FULL_DISK):
-        remedy = "free some space where the service keeps its data"
-        return Problem(
-            kind="storage-full", detail="the disk of the service is full, and nothing can be stored", remedy=remedy
-        )
+        return _full_disk(error)
     log.error("a request failed in the database: %s", reason)
-    retry = {"Retry-After": "2"}
     if getattr(error.orig, "sqlstate", None) == TOO_LONG:
-        detail, remedy = (
-            "the database exceeded its time limit",
-            "repeat it when the load is lower, or request less at once",
+        return Problem(
+            kind="unavailable",
+            detail="the database exceeded its time limit",
+            remedy="repeat it when the load is lower, or request less at once",
+            headers=SOON,
         )
-        return Problem(kind="unavailable", detail=detail, remedy=remedy, headers=retry)
-    return Problem(kind="unavailable", detail="the database does not answer", remedy=RETRY, headers=retry)
+    return Problem(kind="unavailable", detail="the database does not answer", remedy=RETRY, headers=SOON)
 
 
 def _unstorable(error: DataError) -> Problem:
     """Return the problem of a path or query that no database can hold; bodies are checked before."""
     log.info("a request was refused, because the database cannot hold its text: %s", error.orig)
-    detail, remedy = "the path or query has characters that no database can hold", "remove NUL and lone surrogates"
-    return Problem(kind="bad-request", detail=detail, remedy=remedy)
+    return Problem(
+        kind="bad-request",
+        detail="the path or query has characters that no database can hold",
+        remedy="remove NUL and lone surrogates",
+    )
 
 
 def _invalid_request(error: RequestValidationError) -> Problem:
@@ -194,13 +143,13 @@ def _http(error: HTTPException) -> Problem:
 
 def _unexpected(error: Exception) -> Problem:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        remedy = "free some space where the service keeps its data"
-        return Problem(
-            kind="storage-full", detail="the disk of the service is full, and nothing can be stored", remedy=remedy
-        )
+        return _full_disk(error)
     log.error("a request failed with an unexpected error; its client got status 500", exc_info=error)
-    detail = f"unexpected {type(error).__name__}"
-    return Problem(kind="internal", detail=detail, remedy="report the traceback in the service's log as a bug")
+    return Problem(
+        kind="internal",
+        detail=f"unexpected {type(error).__name__}",
+        remedy="report the traceback in the service's log as a bug",
+    )
 
 
 TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
@@ -208,19 +157,42 @@ TABLE: dict[type[Exception], Callable[[Any], Problem]] = {
     NotAllowedError: _not_allowed,
     UserError: _user_error,
     OutdatedJobError: _outdated,
-    NoSuchJobError: _no_such_job,
-    NoSuchTokenError: _no_such_token,
-    NoSuchRequestError: _no_such_request,
-    NoSuchProfileError: _no_such_profile,
-    NoSuchSessionError: _no_such_session,
-    NameTakenError: _name_taken,
-    ChangedMeanwhileError: _changed,
-    StaleAttemptError: _stale,
-    EarlyAttemptError: _early,
-    ForeignJobError: _foreign,
+    NoSuchJobError: _as("not-found", "there is no job {}", remedy="list the jobs with GET /v1/jobs"),
+    NoSuchTokenError: _as("not-found", "{}", remedy="list the tokens with GET /v1/tokens"),
+    NoSuchRequestError: _as(
+        "not-found", "there is no plan request {}", remedy="list the plan requests with GET /v1/plans"
+    ),
+    NoSuchProfileError: _as("not-found", "there is no profile {}", remedy="list the profiles with GET /v1/profiles"),
+    NoSuchSessionError: _as("not-found", "{}", remedy="list the sessions with GET /v1/sessions"),
+    NameTakenError: _as("name-taken", "a job {} exists", where="metadata.name", remedy=RENAME),
+    ChangedMeanwhileError: _as("changed-meanwhile", "the job has {}", where="If-Match", remedy=REREAD),
+    StaleAttemptError: _as(
+        "stale-attempt",
+        "the records are of {}",
+        where="records",
+        remedy="stop sending records of this attempt: it is closed",
+    ),
+    EarlyAttemptError: _as(
+        "early-attempt",
+        "the records are of {}",
+        where="records",
+        remedy="send them again after the number of seconds in Retry-After",
+        headers=SOON,
+    ),
+    ForeignJobError: _as(
+        "forbidden",
+        "the records are of a job in namespace {}",
+        where="Authorization",
+        remedy="report with a token for that namespace, or with one for all namespaces",
+    ),
     KubeError: _cluster,
-    KeyReusedError: _reused,
-    IllegalTransitionError: _illegal,
+    KeyReusedError: _as(
+        "conflict",
+        "the key was used before for another request",
+        where="Idempotency-Key",
+        remedy="use a new key for a new request",
+    ),
+    IllegalTransitionError: _as("conflict", "{}", remedy="read the job again: its phase has changed"),
     WriterClosedError: _ending,
     LostLeaseError: _ending,
     DataError: _unstorable,
@@ -247,8 +219,7 @@ def _handler(translate: Callable[[Any], Problem]) -> Callable[[Request, Exceptio
         problem = translate(error)
         if not request.url.path.startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
             page = login_page(WELCOME) if problem.kind == "unauthenticated" else problem_page(problem)
-            headers = {"Content-Security-Policy": POLICY}
-            return HTMLResponse(page.document(None), status_code=problem.status_code, headers=headers)
+            return PageResponse(page, None, problem.status_code)
         if problem.kind == "method-not-allowed":
             problem.headers = {"Allow": ", ".join(allowed(request.app, request.url.path))}
         return answer(problem)
