@@ -8,20 +8,22 @@ import statistics
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import delete
+from sqlalchemy import Connection, delete, event
 from starlette.testclient import TestClient
 
 from penstock.api.auth.identity import Role
 from penstock.api.live.listeners import Filter, ListListener
 from penstock.api.metrics.jobs import DAY_SECONDS, GAUGES, JobsCollector
 from penstock.api.service import Service
-from penstock.api.store import jobs
+from penstock.api.store import jobs, step_predictions
 from penstock.api.store import schema as tables
-from penstock.api.store.job_summaries import JobSummary, StepPrediction
+from penstock.api.store.job_summaries import JobSummary
+from penstock.api.store.step_predictions import StepPrediction
 from penstock.core.lifecycle import Phase
 from tests.support.filled_job import enter, running_job
 from tests.support.listening import ear
@@ -181,15 +183,19 @@ class TestJobs:
         assert len(shown) == 2
         assert families["penstock_jobs_left_out"].samples[0].value == 2
 
-    def test_plans_are_read_once_and_forgotten_with_their_jobs(self, service: Service) -> None:
-        collector = JobsCollector(service.engine, service.clock)
-        uid = running_job(service).uid
+    def test_a_plan_is_read_once_for_all_scrapes(self, service: Service) -> None:
+        digest = running_job(service).plan_digest
+        assert digest is not None
+        step_predictions._remembered.pop(digest, None)
+        read: list[str] = []
+
+        @event.listens_for(service.engine, "before_cursor_execute")
+        def hear(connection: Connection, cursor: Any, statement: str, *rest: Any) -> None:
+            read.append(statement)
+
         for _ in range(2):
-            list(collector.collect())
-            assert len(collector._predictions) == 1
-        enter(service, uid, Phase.SUCCEEDED)
-        list(collector.collect())
-        assert collector._predictions == {}
+            assert of_job(service)["predicted_step_seconds"] > 0
+        assert sum("FROM plans" in statement for statement in read) == 1
 
 
 class TestRequests:

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from penstock.api.live.messages import message
 from penstock.api.schemas.jobs import job_row
 from penstock.api.service import Service
-from penstock.api.store import jobs, plans, speeds
+from penstock.api.store import jobs, plans, step_predictions
 from penstock.api.store.documents import pack
 from penstock.api.store.jobs import Query, StoredJob
 from penstock.api.store.schema import jobs as jobs_table
@@ -122,7 +122,7 @@ def test_a_plan_is_read_once_for_all_jobs_that_go_by_it(service: Service) -> Non
     def hear(connection: Connection, cursor: Any, statement: str, *rest: Any) -> None:
         read.append(statement)
 
-    speeds._remembered.pop(plan.digest)
+    step_predictions._remembered.pop(plan.digest)
     for _ in range(2):
         found, _ = service.read(lambda connection: jobs.page(connection, Query()))
         assert len({each.speed for each in found}) == 1
@@ -130,12 +130,12 @@ def test_a_plan_is_read_once_for_all_jobs_that_go_by_it(service: Service) -> Non
     assert sum("plans" in statement for statement in read) == 1
 
 
-def test_the_oldest_speeds_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speeds, "_remembered", {})
-    monkeypatch.setattr(speeds, "MOST_REMEMBERED", 2)
+def test_the_oldest_predictions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_predictions, "_remembered", {})
+    monkeypatch.setattr(step_predictions, "MOST_REMEMBERED", 2)
     for digest in ("a", "b", "c"):
-        speeds._remember({digest: None})
-    assert list(speeds._remembered) == ["b", "c"]
+        step_predictions._remember({digest: step_predictions.StepPrediction()})
+    assert list(step_predictions._remembered) == ["b", "c"]
 
 
 def test_a_plan_that_cannot_be_read_hides_no_job(service: Service) -> None:

@@ -18,12 +18,11 @@ from sqlalchemy import Connection, Engine
 from penstock.api.store.job_summaries import (
     Count,
     JobSummary,
-    StepPrediction,
     counts,
     failed,
     job_summaries,
-    step_predictions,
 )
+from penstock.api.store.step_predictions import StepPrediction, step_predictions
 from penstock.core.lifecycle import Phase
 from penstock.core.speed import Speed
 
@@ -40,7 +39,7 @@ class Scrape:
     ended: Mapping[Phase, int]
     failed: Sequence[tuple[str, str, float]]
     jobs: list[JobSummary]
-    step_predictions: Mapping[str, StepPrediction | None]
+    step_predictions: Mapping[str, StepPrediction]
 
     def prediction(self, job: JobSummary) -> StepPrediction | None:
         """The prediction of the job's current plan."""
@@ -143,7 +142,6 @@ class JobsCollector(Collector):
 
     def __init__(self, engine: Engine, clock: Callable[[], float], most: int = MOST_JOBS) -> None:
         self._engine, self._clock, self._most = engine, clock, most
-        self._predictions: dict[str, StepPrediction | None] = {}
         self._ended = Ended(clock())
         self._lock = threading.Lock()
 
@@ -153,53 +151,39 @@ class JobsCollector(Collector):
         return metrics(collected)
 
     def _find(self, connection: Connection) -> Scrape:
-        """Read the data of a scrape.
-
-        Predictions are cached by the plan's digest: unpacking a plan costs more than all else.
-        """
+        """Read the data of a scrape."""
         listed = job_summaries(connection, self._most)
         digests = {summary.plan_digest for summary in listed if summary.plan_digest is not None}
-        known = {digest: self._predictions[digest] for digest in digests & self._predictions.keys()}
-        self._predictions = {**known, **step_predictions(connection, digests - known.keys())}
+        predictions = step_predictions(connection, digests)
         by_phase, lost = self._ended.count(connection, self._clock()), failed(connection, MOST_FAILED)
         ended = dict(self._ended.totals)
-        return Scrape(counts=by_phase, ended=ended, failed=lost, jobs=listed, step_predictions=self._predictions)
+        return Scrape(counts=by_phase, ended=ended, failed=lost, jobs=listed, step_predictions=predictions)
 
 
 def metrics(snapshot: Scrape) -> Iterator[Metric]:
     """Yield the metrics of a scrape."""
-    yield _by_phase("penstock_jobs", "Jobs by phase", {phase: count.now for phase, count in snapshot.counts.items()})
+    by_phase = GaugeMetricFamily("penstock_jobs", "Jobs by phase", labels=["phase"])
+    yield _family(by_phase, (((phase.value,), count.now) for phase, count in snapshot.counts.items()))
     ended = CounterMetricFamily("penstock_jobs_ended", "Jobs that ended since the service began", labels=["phase"])
-    for phase, count in snapshot.ended.items():
-        ended.add_metric([phase.value], count)
-    yield ended
+    yield _family(ended, (((phase.value,), count) for phase, count in snapshot.ended.items()))
     failed_at = GaugeMetricFamily("penstock_job_failed_timestamp_seconds", "When the job failed", labels=LABELS)
-    for namespace, name, at in snapshot.failed:
-        failed_at.add_metric([namespace, name], at)
-    yield failed_at
+    yield _family(failed_at, (((namespace, name), at) for namespace, name, at in snapshot.failed))
     unfinished = sum(count.now for phase, count in snapshot.counts.items() if not phase.terminal)
     more = "Unfinished jobs beyond those that have metrics of their own"
     yield GaugeMetricFamily("penstock_jobs_left_out", more, value=max(0, unfinished - len(snapshot.jobs)))
     counted = "Attempts that failed, without those that were preempted, evicted, stopped or given up for places"
     failures = CounterMetricFamily("penstock_job_failures", counted, labels=LABELS)
-    for job in snapshot.jobs:
-        failures.add_metric([job.namespace, job.name], job.failures)
-    yield failures
+    yield _family(failures, (((job.namespace, job.name), job.failures) for job in snapshot.jobs))
     for name, (text, value) in GAUGES.items():
-        values = ((job, value(job, snapshot.prediction(job))) for job in snapshot.jobs)
-        yield _by_job(f"penstock_job_{name}", text, values)
+        values = (((job.namespace, job.name), value(job, snapshot.prediction(job))) for job in snapshot.jobs)
+        yield _family(GaugeMetricFamily(f"penstock_job_{name}", text, labels=LABELS), values)
 
 
-def _by_phase(name: str, text: str, values: Mapping[Phase, int]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=["phase"])
-    for phase, value in values.items():
-        family.add_metric([phase.value], value)
-    return family
-
-
-def _by_job(name: str, text: str, values: Iterable[tuple[JobSummary, float | None]]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=LABELS)
-    for job, value in values:
+def _family(
+    family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[tuple[str, ...], float | None]]
+) -> Metric:
+    """Return the family with these values, each with the values of its labels; unknown ones are left out."""
+    for labels, value in values:
         if value is not None:
-            family.add_metric([job.namespace, job.name], value)
+            family.add_metric(labels, value)
     return family

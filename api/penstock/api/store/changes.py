@@ -9,10 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, or_, select
 
 from penstock.api.store.jobs import StoredJob, select_jobs
+from penstock.api.store.rows import in_parts
 from penstock.api.store.schema import events, jobs, progress
-
-MOST_UIDS = 500
-"""Uids in one query: databases limit the number of parameters."""
 
 Signature = tuple[int, int | None, float | None]
 """Signature that differs after every visible change of a job: version, and step and time of its newest report."""
@@ -43,9 +41,7 @@ def changed_since(connection: Connection, since: float) -> dict[str, Signature]:
 
 def read_changes(connection: Connection, uids: Collection[str], after: Mapping[str, int]) -> list[Change]:
     """Return these jobs, each with its events above the number in ``after``; without a number, no events."""
-    ordered = sorted(uids)
-    parts = (ordered[i : i + MOST_UIDS] for i in range(0, len(ordered), MOST_UIDS))
-    listed = [job for part in parts for job in select_jobs(connection, jobs.c.uid.in_(part))]
+    listed = [job for part in in_parts(uids) for job in select_jobs(connection, jobs.c.uid.in_(part))]
     return [Change(job=job, events=_events(connection, job, after.get(job.uid, job.last_event))) for job in listed]
 
 

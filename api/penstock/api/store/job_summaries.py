@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
-from penstock.api.store.documents import unpack
 from penstock.api.store.jobs import num_steps, spec_part
-from penstock.api.store.schema import jobs, plans, progress, rollups, series
+from penstock.api.store.schema import jobs, progress, rollups, series
 from penstock.api.store.series import ALL_RANKS, ROLLUP_STEPS
 from penstock.core.errors import UserError
 from penstock.core.job import ResourcesSpec
 from penstock.core.lifecycle import Phase
 from penstock.core.manifest import limits_lifted
-from penstock.core.plan import Plan
-from penstock.core.speed import Speed
-
-MOST_DIGESTS = 500
-"""Digests in one query: databases limit the number of parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,18 +44,6 @@ class JobSummary:
     reported_at: float | None
     tokens_per_second: float | None
     peak_bytes: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepPrediction:
-    """Prediction of a step by a plan: its duration, and the largest memory of any rank in bytes.
-
-    ``of_a_second`` is the speed of a step of one second: a step of s seconds is s times slower.
-    """
-
-    step_seconds: float
-    peak_bytes: int
-    of_a_second: Speed | None = None
 
 
 def counts(connection: Connection, since: float) -> dict[Phase, Count]:
@@ -121,23 +103,3 @@ def _memory_limit(manifest: Mapping[str, Any]) -> int:
     except UserError:
         return 0
     return resources.memory_per_rank
-
-
-def step_predictions(connection: Connection, digests: Collection[str]) -> Mapping[str, StepPrediction | None]:
-    """Return the predictions of the plans with these digests; none for a plan without a prediction."""
-    ordered, prediction_by_digest = sorted(digests), {}
-    for i in range(0, len(ordered), MOST_DIGESTS):
-        some = select(plans.c.digest, plans.c.body).where(plans.c.digest.in_(ordered[i : i + MOST_DIGESTS]))
-        prediction_by_digest.update(
-            {digest: _prediction(Plan.from_manifest(unpack(body))) for digest, body in connection.execute(some)}
-        )
-    return prediction_by_digest
-
-
-def _prediction(plan: Plan) -> StepPrediction | None:
-    prediction = plan.prediction
-    if prediction is None:
-        return None
-    return StepPrediction(
-        step_seconds=prediction.step_seconds, peak_bytes=max(prediction.peak_bytes), of_a_second=plan.speed(1.0)
-    )

@@ -31,9 +31,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from penstock.api.store.engine import upsert
-from penstock.api.store.rows import put
+from penstock.api.store.rows import in_parts, put
 from penstock.api.store.schema import events, job_labels, jobs, log_lines, points, progress, rollups, series, sources
-from penstock.api.store.speeds import Speeds, speed_of_step, speeds_of_a_second
+from penstock.api.store.step_predictions import StepPredictions, speed_of_step, step_predictions
 from penstock.core import jsontext
 from penstock.core.errors import MistakesError, PenstockError, UserError, mistakes_in
 from penstock.core.failure import LAST_OUTPUT
@@ -57,10 +57,6 @@ class NameTakenError(PenstockError):
 
 class ChangedMeanwhileError(PenstockError):
     """The job has changed since it was read."""
-
-
-MOST_UIDS = 500
-"""Uids in one query: databases limit the number of parameters."""
 
 
 def num_steps(manifest: Mapping[str, Any]) -> int:
@@ -306,8 +302,11 @@ def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | N
     column = SORTS.get(query.sort.removeprefix("-"))
     if column is None:
         known = ", ".join(sorted(SORTS))
-        remedy = f"write one of {known}, with a minus for descending order"
-        raise UserError(what=f"{query.sort[:60]!r} is not an order", where="sort", remedy=remedy)
+        raise UserError(
+            what=f"{query.sort[:60]!r} is not an order",
+            where="sort",
+            remedy=f"write one of {known}, with a minus for descending order",
+        )
     chosen = _filtered(select(jobs.c.number), query)
     if query.cursor is not None:
         place = tuple_(column, jobs.c.number)
@@ -348,9 +347,8 @@ def unfinished(
         return select_jobs(connection, *conditions)
     heads = connection.execute(select(jobs.c.uid, jobs.c.version).where(*conditions).order_by(jobs.c.number)).all()
     unchanged = {uid: job for uid, version in heads if (job := waiting.get(uid)) is not None and job.version == version}
-    changed = [uid for uid, _ in heads if uid not in unchanged]
-    for i in range(0, len(changed), MOST_UIDS):
-        read = select_jobs(connection, jobs.c.uid.in_(changed[i : i + MOST_UIDS]))
+    for part in in_parts(uid for uid, _ in heads if uid not in unchanged):
+        read = select_jobs(connection, jobs.c.uid.in_(part))
         unchanged.update((job.uid, job) for job in read)
     return [unchanged[uid] for uid, _ in heads if uid in unchanged]
 
@@ -382,25 +380,28 @@ def _read_cursor(text: str, sort: str) -> tuple[str | int, int]:
     kind = SORTS[sort.removeprefix("-")].type.python_type
     fits = isinstance(value, kind) and isinstance(number, int) and "\x00" not in str(value)
     if of != sort or not fits or max(number, value if kind is int else 0) >= 2**31:
-        remedy = "pass the last page's `next` unchanged, with the same sort; or leave it out for the first page"
-        raise UserError(what="is not a valid cursor", where="cursor", remedy=remedy)
+        raise UserError(
+            what="is not a valid cursor",
+            where="cursor",
+            remedy="pass the last page's `next` unchanged, with the same sort; or leave it out for the first page",
+        )
     return value, number
 
 
 def _stored(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredJob]:
     digests = {row.plan_digest for row in rows if row.plan_digest and row.progress_step_seconds}
-    speeds = speeds_of_a_second(connection, digests) if digests else {}
-    return [_one_stored(dict(row._mapping), speeds) for row in rows]
+    predictions = step_predictions(connection, digests)
+    return [_one_stored(dict(row._mapping), predictions) for row in rows]
 
 
-def _one_stored(values: dict[str, Any], speeds: Speeds) -> StoredJob:
+def _one_stored(values: dict[str, Any], predictions: StepPredictions) -> StoredJob:
     reported = {name: values.pop(f"progress_{name}") for name in [column.name for column in progress.columns]}
     reported.pop("uid")
     values["phase"] = Phase(values["phase"])
     return StoredJob(
         **values,
         progress=Reported(**reported) if reported["step"] is not None else None,
-        speed=speed_of_step(speeds, values["plan_digest"], reported["step_seconds"]),
+        speed=speed_of_step(predictions, values["plan_digest"], reported["step_seconds"]),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, or_, select
 
 from penstock.api.store.schema import jobs, measurements, progress
-from penstock.api.store.speeds import Speeds, speed_of_step, speeds_of_a_second
+from penstock.api.store.step_predictions import StepPredictions, speed_of_step, step_predictions
 from penstock.core.lifecycle import Phase
 from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobProgress
@@ -49,11 +49,11 @@ def reports(connection: Connection, cluster: str, since: float, others: Collecti
     )
     rows = connection.execute(chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), is_selected)).all()
     digests = {row.plan_digest for row in rows if row.plan_digest and row.step_seconds}
-    speeds = speeds_of_a_second(connection, digests) if digests else {}
-    return [_report(row, speeds) for row in rows]
+    predictions = step_predictions(connection, digests)
+    return [_report(row, predictions) for row in rows]
 
 
-def _report(row: Any, speeds: Speeds) -> Report:
+def _report(row: Any, predictions: StepPredictions) -> Report:
     """Return the report of a row, whose ``step`` is the number of finished steps, none before the first."""
     trains = row.step is not None
     job_progress = JobProgress(
@@ -62,7 +62,7 @@ def _report(row: Any, speeds: Speeds) -> Report:
         step=row.step or 0,
         loss=None if row.loss is None else float(f"{row.loss:.{LOSS_DIGITS}g}"),
         step_seconds=row.step_seconds,
-        speed=speed_of_step(speeds, row.plan_digest, row.step_seconds),
+        speed=speed_of_step(predictions, row.plan_digest, row.step_seconds),
         last_checkpoint=row.last_checkpoint,
         profile_ref=row.ref or "",
         reported_at=row.reported_at if trains else row.measured_at,

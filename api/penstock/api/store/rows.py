@@ -8,7 +8,7 @@ go to the driver directly, with SQL that is compiled once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -20,7 +20,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.expression import SelectBase
 
-MOST_ROWS = 64
+MOST_ROWS, MOST_KEYS = 64, 500
 DIALECTS: dict[str, Dialect] = {
     "sqlite": pysqlite.dialect(),
     "postgresql": psycopg.dialect(paramstyle="format"),  # type: ignore[no-untyped-call]
@@ -60,6 +60,12 @@ def select_rows(connection: Connection, made: MakeSelect, keys: Sequence[tuple[A
         with _executed(connection, text, tuple(chain.from_iterable(part))) as cursor:
             rows += cursor.fetchall()
     return rows
+
+
+def in_parts(keys: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the keys in sorted parts for queries, because databases limit the number of parameters."""
+    ordered = sorted(keys)
+    yield from (ordered[start : start + MOST_KEYS] for start in range(0, len(ordered), MOST_KEYS))
 
 
 @contextmanager
