@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import select
 
 from penstock.api.start import background
-from penstock.api.start.retention import DAY_SECONDS
 from penstock.api.store import series
+from penstock.api.store.retention import DAY_SECONDS
 from penstock.api.store.schema import points
 from penstock.api.store.series import ALL_RANKS, Point
 from tests.support.service import NOW, Clock, add_job, new_service

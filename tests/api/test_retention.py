@@ -11,10 +11,10 @@ from sqlalchemy.exc import OperationalError
 
 from penstock.api.auth.identity import Role
 from penstock.api.service import Service
-from penstock.api.start import retention
-from penstock.api.start.retention import DAY_SECONDS, LIMITS, forget_old
-from penstock.api.store import jobs, plan_requests, plans, series
+from penstock.api.start.background import forget_old
+from penstock.api.store import jobs, plan_requests, plans, retention, series
 from penstock.api.store.plan_requests import NoSuchRequestError, State
+from penstock.api.store.retention import DAY_SECONDS, LIMITS
 from penstock.api.store.schema import audit, idempotency, log_lines, points, rollups, sessions, timelines
 from penstock.api.store.schema import jobs as jobs_table
 from penstock.api.store.schema import plans as plans_table

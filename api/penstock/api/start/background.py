@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.service import Service
-from penstock.api.start import retention
+from penstock.api.store import retention
+from penstock.api.store.writer import WriterClosedError
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 FIRST_FORGET_SECONDS, FORGET_SECONDS = 60.0, 3600.0
@@ -38,7 +45,7 @@ def enforcing_retention(service: Service) -> Iterator[None]:
     """
 
     def forget(ending: threading.Event) -> None:
-        retention.forget_old(service, ending.is_set)
+        forget_old(service, ending.is_set)
 
     with _repeating("retention", FIRST_FORGET_SECONDS, FORGET_SECONDS, forget):
         yield
@@ -82,3 +89,28 @@ def _repeating(
         ending.set()
         waking.set()
         thread.join(timeout=30)
+
+
+def forget_old(service: Service, stopping: Callable[[], bool] = lambda: False) -> None:
+    """Delete all rows that are older than their limit, unless ``stopping``.
+
+    The search for old rows runs outside of the writer. An error leaves the rest to the next run.
+    """
+    now = service.clock()
+    for limit in retention.LIMITS:
+        try:
+            _forget(service, limit, now - limit.seconds, stopping)
+        except SQLAlchemyError as error:
+            log.warning("old %s could not be deleted: %s; retrying at the next run of retention", limit.what, error)
+        except WriterClosedError:
+            return
+
+
+def _forget(service: Service, limit: retention.Limit, before: float, stopping: Callable[[], bool]) -> None:
+    last: Any = None
+    while not stopping():
+        old = service.read(lambda c, last=last: limit.find(c, before, last, limit.most))  # type: ignore[misc]
+        if not old:
+            return
+        service.write("retention", lambda c, old=old: limit.drop(c, old))  # type: ignore[misc]
+        last = old[-1]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, insert, select
 
 from penstock.api.store.schema import audit
 
@@ -42,13 +41,3 @@ def page(connection: Connection, limit: int, before: int | None = None) -> tuple
     rows = connection.execute(chosen.order_by(audit.c.number.desc()).limit(limit + 1)).all()
     entries = [NumberedEntry(**row._mapping) for row in rows[:limit]]
     return entries, entries[-1].number if len(rows) > limit else None
-
-
-def old_entries(connection: Connection, before: float, most: int) -> list[int]:
-    """Return the numbers of older entries, oldest first."""
-    return list(connection.scalars(select(audit.c.number).where(audit.c.at < before).order_by(audit.c.at).limit(most)))
-
-
-def forget(connection: Connection, numbers: Sequence[int]) -> None:
-    """Delete these entries."""
-    connection.execute(delete(audit).where(audit.c.number.in_(numbers)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from sqlalchemy import Connection, insert, select
 
 from penstock.api.store.schema import idempotency
 from penstock.core.errors import PenstockError
@@ -60,16 +60,3 @@ def remembered(connection: Connection, keyed: KeyedRequest | None) -> Answer | N
     if known.request != keyed.request:
         raise KeyReusedError(keyed.key)
     return Answer(status=known.status, body=known.body, headers=known.headers)
-
-
-def old_keys(connection: Connection, before: float, most: int) -> list[tuple[str, str]]:
-    """Return identity and key of older answers, oldest first."""
-    chosen = select(idempotency.c.identity, idempotency.c.key).where(idempotency.c.created_at < before)
-    rows = connection.execute(chosen.order_by(idempotency.c.created_at).limit(most))
-    return [(identity, key) for identity, key in rows]
-
-
-def forget_keys(connection: Connection, old: Sequence[tuple[str, str]]) -> None:
-    """Delete these answers: a repeated request with such a key is a new one."""
-    own = (idempotency.c.identity == bindparam("of"), idempotency.c.key == bindparam("named"))
-    connection.execute(delete(idempotency).where(*own), [{"of": identity, "named": key} for identity, key in old])

@@ -197,17 +197,6 @@ def cancel(connection: Connection, request: str, now: float) -> StoredRequest:
     return get(connection, request)
 
 
-def finished_before(connection: Connection, before: float, most: int) -> list[str]:
-    """Return the ids of requests that ended before that time."""
-    chosen = select(plan_requests.c.id).where(plan_requests.c.finished_at < before)
-    return list(connection.execute(chosen.order_by(plan_requests.c.number).limit(most)).scalars())
-
-
-def forget(connection: Connection, ids: Sequence[str]) -> None:
-    """Delete these requests and their plans."""
-    connection.execute(delete(plan_requests).where(plan_requests.c.id.in_(ids)))
-
-
 def _is_open() -> ColumnElement[bool]:
     return plan_requests.c.state.in_([state.value for state in OPEN])
 

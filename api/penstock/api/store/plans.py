@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from penstock.api.store.documents import pack, unpack
 from penstock.api.store.engine import upsert
@@ -82,17 +81,3 @@ def plan(connection: Connection, digest: str) -> Plan | None:
     """Return the plan with this digest."""
     body = connection.execute(select(plans.c.body).where(plans.c.digest == digest)).scalar_one_or_none()
     return None if body is None else Plan.from_manifest(unpack(body))
-
-
-_UNUSED = plans.c.digest.not_in(select(job_plans.c.digest))
-
-
-def unused_since(connection: Connection, before: float, most: int) -> list[str]:
-    """Return the digests of plans that were stored before that time, and that no stored job uses or has used."""
-    chosen = select(plans.c.digest).where(plans.c.created_at < before, _UNUSED)
-    return list(connection.execute(chosen.order_by(plans.c.digest).limit(most)).scalars())
-
-
-def forget(connection: Connection, digests: Sequence[str]) -> None:
-    """Delete these plans, except those that a job has used since."""
-    connection.execute(delete(plans).where(plans.c.digest.in_(digests), _UNUSED))

@@ -6,7 +6,6 @@ A session has the permissions of its token, and is valid no longer than the toke
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,16 +111,6 @@ def end(connection: Connection, session: str, now: float, token: str | None = No
     still = update(sessions).where(sessions.c.id == session, sessions.c.revoked_at.is_(None))
     connection.execute(still.values(revoked_at=now))
     return _one(connection, sessions.c.id == session_row.id)
-
-
-def expired(connection: Connection, before: float, most: int) -> list[str]:
-    """Return the ids of sessions that expired before that time."""
-    return list(connection.scalars(select(sessions.c.id).where(sessions.c.expires_at < before).limit(most)))
-
-
-def forget(connection: Connection, ids: Sequence[str]) -> None:
-    """Delete these sessions."""
-    connection.execute(delete(sessions).where(sessions.c.id.in_(ids)))
 
 
 def _one(connection: Connection, *conditions: ColumnElement[bool]) -> StoredSession:
