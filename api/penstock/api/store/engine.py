@@ -99,6 +99,6 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def upsert(dialect: str, table: Table) -> Any:
+def upsert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     """Return an INSERT with ON CONFLICT, for which each database has its own class."""
-    return (postgresql if dialect == "postgresql" else sqlite).insert(table)
+    return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)

@@ -227,8 +227,7 @@ def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
 def _raise_sequence(dialect: str) -> Insert:
     raising = upsert(dialect, sources)
     raised = {"sequence": raising.excluded.sequence}
-    statement: Insert = raising.on_conflict_do_update(index_elements=list(sources.primary_key), set_=raised)
-    return statement
+    return raising.on_conflict_do_update(index_elements=list(sources.primary_key), set_=raised)
 
 
 def _points(batch: Batch) -> Iterator[Point]:
@@ -292,8 +291,7 @@ def _timeline_rows(batch: Batch) -> Iterator[tuple[str, int, int, bytes]]:
 
 @functools.cache
 def _keep_timelines(dialect: str) -> Insert:
-    keeping: Insert = upsert(dialect, timelines).on_conflict_do_nothing()
-    return keeping
+    return upsert(dialect, timelines).on_conflict_do_nothing()
 
 
 def _lines(batch: Batch) -> Iterator[Line]:

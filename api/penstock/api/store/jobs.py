@@ -546,8 +546,7 @@ def _upsert_progress(dialect: str) -> Insert:
     kept = {name: func.coalesce(new[name], case((same, old[name]))) for name in KEPT_OF_REPORTS}
     always = {name: new[name] for name in ("attempt", "step", "reported_at")}
     newest = new.attempt >= old.attempt
-    statement: Insert = insertion.on_conflict_do_update(index_elements=[old.uid], set_={**kept, **always}, where=newest)
-    return statement
+    return insertion.on_conflict_do_update(index_elements=[old.uid], set_={**kept, **always}, where=newest)
 
 
 def history(connection: Connection, uid: str, after: int = 0, limit: int = 1000) -> Sequence[Row[Any]]:

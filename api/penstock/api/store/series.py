@@ -103,8 +103,7 @@ def _of_jobs(keys: Keys) -> Select[Any]:
 
 @functools.cache
 def _add(dialect: str) -> Insert:
-    adding: Insert = upsert(dialect, series).on_conflict_do_nothing()
-    return adding
+    return upsert(dialect, series).on_conflict_do_nothing()
 
 
 def _rolled_up(rows: Sequence[_Row], steps: int, now: float) -> Iterator[tuple[Any, ...]]:
@@ -119,8 +118,7 @@ def _rolled_up(rows: Sequence[_Row], steps: int, now: float) -> Iterator[tuple[A
 
 @functools.cache
 def _keep(dialect: str) -> Insert:
-    keeping: Insert = upsert(dialect, points).on_conflict_do_nothing()
-    return keeping
+    return upsert(dialect, points).on_conflict_do_nothing()
 
 
 @functools.cache
@@ -130,7 +128,7 @@ def _merge(dialect: str) -> Insert:
     new, old = adding.excluded, rollups.c
     is_later = new.last_step >= old.last_step
     lesser, greater = (func.min, func.max) if dialect == "sqlite" else (func.least, func.greatest)
-    merged: Insert = adding.on_conflict_do_update(
+    return adding.on_conflict_do_update(
         index_elements=list(rollups.primary_key),
         set_={
             "count": old.count + new.count,
@@ -142,7 +140,6 @@ def _merge(dialect: str) -> Insert:
             "received_at": new.received_at,
         },
     )
-    return merged
 
 
 # Charts
