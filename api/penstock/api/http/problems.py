@@ -110,3 +110,9 @@ def refusals(kinds: Sequence[str]) -> dict[int | str, dict[str, Any]]:
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
         }
     return responses
+
+
+READS = answers("unauthenticated", "forbidden", "not-found")
+"""Problems of a route that reads one resource."""
+LARGEST_NUMBER = 2**31 - 1
+"""Largest number in a path or query: columns have 32 bits."""

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from penstock.api.files.runfiles import Checkpoint, artifacts, checkpoints, export_folder, open_artifact
 from penstock.api.http.dependencies import Editor, JobIn, ServiceIn, by_name
 from penstock.api.http.download import MEDIA_TYPE, FilePart
-from penstock.api.http.problems import Problem, answers
+from penstock.api.http.problems import LARGEST_NUMBER, Problem, answers
 from penstock.api.http.replies import Once, reply, write_once
 from penstock.api.http.run_folder import run_folder
 from penstock.api.schemas.runs import ArtifactPage, ArtifactView, CheckpointPage, CheckpointView, ExportView
@@ -25,7 +25,6 @@ from penstock.core.run.locations import OUT
 router, of_job = APIRouter(tags=["files"]), APIRouter(tags=["files"])
 
 READS = answers("unauthenticated", "forbidden", "not-found", "elsewhere")
-LARGEST_NUMBER = 2**31 - 1
 Number = Annotated[int, InPath(ge=0, le=LARGEST_NUMBER)]
 WHOLE = {
     "description": "The file, or the requested part of it.",

@@ -11,7 +11,7 @@ from pydantic import Field
 from sqlalchemy import Connection, Row
 
 from penstock.api.http.dependencies import JobIn, ServiceIn
-from penstock.api.http.problems import Problem, answers
+from penstock.api.http.problems import LARGEST_NUMBER, READS, Problem
 from penstock.api.schemas.jobs import (
     LogPage,
     LogView,
@@ -33,8 +33,6 @@ from penstock.core.records import NO_RANK
 
 of_job = APIRouter(tags=["jobs"])
 
-READS = answers("unauthenticated", "forbidden", "not-found")
-LARGEST_NUMBER = 2**31 - 1
 CURSOR = r"^((-1|[0-9]{1,9}):[0-9]{1,15}(,(-1|[0-9]{1,9}):[0-9]{1,15}){0,499})?$"
 Rank = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
 OF_RANKS = (

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.http.acceptance import require_acceptable, require_editor
 from penstock.api.http.dependencies import Document, Editor, JobIn, ServiceIn, Viewer, forbidden
-from penstock.api.http.problems import Problem, answers
+from penstock.api.http.problems import READS, Problem, answers
 from penstock.api.http.replies import Once, reply, write_once
 from penstock.api.http.routes import on_cluster
 from penstock.api.schemas.bodies import EXAMPLE_JOB, JOB, body
@@ -26,7 +26,6 @@ from penstock.core.lifecycle import Phase
 
 router, of_job = APIRouter(tags=["jobs"]), APIRouter(tags=["jobs"])
 
-READS = answers("unauthenticated", "forbidden", "not-found")
 WRITES = answers(
     "unauthenticated",
     "forbidden",

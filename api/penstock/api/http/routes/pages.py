@@ -12,8 +12,8 @@ from penstock.api.auth.identity import Role
 from penstock.api.files.runfiles import artifacts, checkpoints
 from penstock.api.http.dependencies import Editor, ServiceIn, Viewer, forbidden
 from penstock.api.http.page_response import PageResponse
-from penstock.api.http.problems import Problem
-from penstock.api.http.routes.insight import LARGEST_NUMBER, not_sampled
+from penstock.api.http.problems import LARGEST_NUMBER, Problem
+from penstock.api.http.routes.insight import not_sampled
 from penstock.api.http.routes.jobs import visible
 from penstock.api.http.run_folder import elsewhere
 from penstock.api.pages import static

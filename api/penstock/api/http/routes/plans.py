@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.http.acceptance import require_acceptable, require_editor
 from penstock.api.http.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
-from penstock.api.http.problems import Problem, answers
+from penstock.api.http.problems import READS, Problem, answers
 from penstock.api.http.replies import Once, reply, write_once
 from penstock.api.http.routes.jobs import visible
 from penstock.api.schemas.bodies import CLUSTER, EXAMPLE_CLUSTER, EXAMPLE_JOB, JOB, body
@@ -30,7 +30,6 @@ MOST_WAITING = 32
 MOST_OF_NAMESPACE, MOST_OF_TOKEN = 16, 8
 """Limits of open plan requests; all tokens with one name share a limit."""
 RETRY_SECONDS = 10
-READS = answers("unauthenticated", "forbidden", "not-found")
 ASKS = answers(
     "unauthenticated", "forbidden", "conflict", "too-large", "unsupported-media-type", "invalid", "storage-full"
 )

@@ -5,13 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from penstock.api.http.dependencies import ServiceIn, Viewer
-from penstock.api.http.problems import answers
+from penstock.api.http.problems import READS
 from penstock.api.schemas.plans import ProfilePage, ProfileView, profile_row, profile_view
 from penstock.api.store import profiles
 
 router = APIRouter(tags=["plans"])
-
-READS = answers("unauthenticated", "forbidden", "not-found")
 
 
 @router.get("/v1/profiles", responses=READS, operation_id="listProfiles")

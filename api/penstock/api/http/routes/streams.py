@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from penstock.api.http.dependencies import CallerIn, JobIn, ServiceIn, Viewer
-from penstock.api.http.problems import Problem, answers
+from penstock.api.http.problems import LARGEST_NUMBER, READS, Problem
 from penstock.api.http.routes.jobs import LabelQuery, NameQuery, NamespaceQuery, read_labels, visible
 from penstock.api.live.listeners import Filter, JobListener, Listener, ListListener, Share
 from penstock.api.live.messages import MEDIA_TYPE
@@ -38,8 +38,6 @@ STREAM: dict[int | str, dict[str, Any]] = {
         "content": {MEDIA_TYPE: {"schema": MESSAGE}},
     }
 }
-READS = answers("unauthenticated", "forbidden", "not-found")
-LARGEST_NUMBER = 2**31 - 1
 LastEventId = Annotated[
     str | None, Header(description="For a stream: send only events with a higher number.", pattern="^[0-9]{1,9}$")
 ]
