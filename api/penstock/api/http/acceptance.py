@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Identity, Role
-from penstock.api.http.dependencies import forbidden
+from penstock.api.http.dependencies import require_role
 from penstock.api.store import jobs
 from penstock.core.job import PipelineJob
 from penstock.core.names import require_labels
@@ -19,10 +19,8 @@ def require_editor(identity: Identity, job: PipelineJob) -> None:
         Problem: the identity lacks the role.
         UserError: its labels are not valid for a Kubernetes object.
     """
-    namespace = job.metadata.namespace
     require_labels(job.metadata.labels, "metadata.labels")
-    if not identity.may(Role.EDITOR, namespace, "create"):
-        raise forbidden(Role.EDITOR, namespace)
+    require_role(identity, Role.EDITOR, job.metadata.namespace, "create")
 
 
 def require_acceptable(connection: Connection, locations: Locations, identity: Identity, job: PipelineJob) -> None:

@@ -161,6 +161,12 @@ def forbidden(role: Role, namespace: str | None) -> Problem:
     )
 
 
+def require_role(identity: Identity, role: Role, namespace: str, verb: str) -> None:
+    """Raise `Problem` unless the identity has the role in the namespace."""
+    if not identity.may(role, namespace, verb):
+        raise forbidden(role, namespace)
+
+
 Viewer = Annotated[Identity, Depends(require(Role.VIEWER))]
 Editor = Annotated[Identity, Depends(require(Role.EDITOR))]
 Admin = Annotated[Identity, Depends(require(Role.ADMIN, everywhere=True))]
@@ -185,8 +191,7 @@ def job_of(request: Request, service: ServiceIn, identity: Viewer) -> StoredJob:
     if "uid" not in path:
         return service.read(lambda connection: jobs.find(connection, path["namespace"], path["name"]))
     stored = service.read(lambda connection: jobs.get(connection, path["uid"]))
-    if not identity.may(Role.VIEWER, stored.namespace, "get"):
-        raise forbidden(Role.VIEWER, stored.namespace)
+    require_role(identity, Role.VIEWER, stored.namespace, "get")
     return stored
 
 

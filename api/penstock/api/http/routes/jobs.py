@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.http.acceptance import require_acceptable, require_editor
-from penstock.api.http.dependencies import Document, Editor, JobIn, ServiceIn, Viewer, forbidden
+from penstock.api.http.dependencies import Document, Editor, JobIn, ServiceIn, Viewer, require_role
 from penstock.api.http.problems import READS, Problem, answers
 from penstock.api.http.replies import Once, reply, write_once
 from penstock.api.http.routes import on_cluster
@@ -211,8 +211,7 @@ def visible(identity: Identity, namespace: str | None) -> tuple[str, ...] | None
     """Return the namespaces that a list shows; none for all."""
     if namespace is None:
         return identity.namespaces(Role.VIEWER, "list")
-    if not identity.may(Role.VIEWER, namespace, "list"):
-        raise forbidden(Role.VIEWER, namespace)
+    require_role(identity, Role.VIEWER, namespace, "list")
     return (namespace,)
 
 

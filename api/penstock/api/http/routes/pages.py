@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Role
 from penstock.api.files.runfiles import artifacts, checkpoints
-from penstock.api.http.dependencies import Editor, ServiceIn, Viewer, forbidden
+from penstock.api.http.dependencies import Editor, ServiceIn, Viewer, require_role
 from penstock.api.http.page_response import PageResponse
 from penstock.api.http.problems import LARGEST_NUMBER, Problem
 from penstock.api.http.routes.insight import not_sampled
@@ -93,8 +93,7 @@ def show_comparison(
             remedy="mark two to four jobs in the list, then press Compare",
         )
     for namespace, _ in places:
-        if not identity.may(Role.VIEWER, namespace, "get"):
-            raise forbidden(Role.VIEWER, namespace)
+        require_role(identity, Role.VIEWER, namespace, "get")
     compared = service.read(lambda connection: [read_job(connection, *place) for place in places])
     return PageResponse(comparison(compared), identity)
 
@@ -126,8 +125,7 @@ def show_whatif(
     if job is None:
         return PageResponse(whatif_page(identity.namespace or DEFAULT_NAMESPACE), identity)
     namespace, name = read_place(job)
-    if not identity.may(Role.EDITOR, namespace, "create"):
-        raise forbidden(Role.EDITOR, namespace)
+    require_role(identity, Role.EDITOR, namespace, "create")
     example = service.read(lambda connection: jobs.find(connection, namespace, name))
     return PageResponse(whatif_page(namespace, example.recorded_job), identity)
 
@@ -141,8 +139,7 @@ def show_plan(service: ServiceIn, identity: Viewer, request: str) -> PageRespons
         return plan_requests.get(*of_request), plan_requests.plan(*of_request), plan_requests.plan_input(*of_request)
 
     stored, plan, plan_input = service.read(question)
-    if not identity.may(Role.VIEWER, stored.namespace, "get"):
-        raise forbidden(Role.VIEWER, stored.namespace)
+    require_role(identity, Role.VIEWER, stored.namespace, "get")
     spec, cluster = plan_input.job.spec, plan_input.cluster
     run_time = None if plan is None else run_time_of(plan, spec, cluster)
     cost = None if plan is None else cost_of(plan, spec, cluster)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.http.acceptance import require_acceptable, require_editor
-from penstock.api.http.dependencies import Document, Editor, ServiceIn, Viewer, forbidden
+from penstock.api.http.dependencies import Document, Editor, ServiceIn, Viewer, require_role
 from penstock.api.http.problems import READS, Problem, answers
 from penstock.api.http.replies import Once, reply, write_once
 from penstock.api.http.routes.jobs import visible
@@ -193,8 +193,7 @@ def cancel(service: ServiceIn, identity: Editor, request: str) -> PlanRequestVie
 def _permitted(connection: Connection, identity: Identity, role: Role, request: str) -> StoredRequest:
     """Return the request, if it is in a namespace where ``identity`` has ``role``."""
     stored = plan_requests.get(connection, request)
-    if not identity.may(role, stored.namespace, "get" if role is Role.VIEWER else "create"):
-        raise forbidden(role, stored.namespace)
+    require_role(identity, role, stored.namespace, "get" if role is Role.VIEWER else "create")
     return stored
 
 
