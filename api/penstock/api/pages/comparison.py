@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from typing import TypeVar
 
 from penstock.api.pages.job_data import JobData
 from penstock.api.pages.listing import path_of
 from penstock.api.pages.shell import Page
 from penstock.core.curves import Curve
 from penstock.core.plan import Plan, Prediction
+from penstock.core.speed import Speed
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_bytes, format_seconds
 from penstock.view import charts
+from penstock.view.data import ReportData
 from penstock.view.markup import Markup, element, join
 from penstock.view.report import (
     measured_peak_bytes,
@@ -22,6 +25,7 @@ from penstock.view.report import (
 )
 from penstock.view.tables import card, chart, heading, phase_badge, scroll
 
+V = TypeVar("V")
 FEWEST, MOST = 2, 4
 NOTHING = "–"
 
@@ -92,29 +96,22 @@ def _throughput(job: JobData) -> str:
     return NOTHING if usual is None else f"{usual.value:,.0f} tokens/s"
 
 
-def _seconds(of: Callable[..., float | None]) -> Callable[[JobData], str]:
+def _reported(of: Callable[[ReportData], V | None], text: Callable[[V], str]) -> Callable[[JobData], str]:
+    """Return the text of a value in the report, where that has one."""
+
     def value(job: JobData) -> str:
-        measured = of(job.report)
-        return NOTHING if measured is None else format_seconds(measured)
+        reported = of(job.report)
+        return NOTHING if reported is None else text(reported)
 
     return value
 
 
-def _speed(of: Callable[..., float | None]) -> Callable[[JobData], str]:
-    def value(job: JobData) -> str:
-        plan, seconds = job.report.plan, of(job.report)
-        speed = plan.speed(seconds) if plan and seconds else None
-        return NOTHING if speed is None else speed.text
+def _speed(of: Callable[[ReportData], float | None]) -> Callable[[JobData], str]:
+    def speed(report: ReportData) -> Speed | None:
+        seconds = of(report)
+        return report.plan.speed(seconds) if report.plan and seconds else None
 
-    return value
-
-
-def _bytes(of: Callable[..., int | None]) -> Callable[[JobData], str]:
-    def value(job: JobData) -> str:
-        measured = of(job.report)
-        return NOTHING if measured is None else format_bytes(measured)
-
-    return value
+    return _reported(speed, lambda known: known.text)
 
 
 def _bubble(step: Timeline | Prediction | None) -> str:
@@ -126,22 +123,22 @@ def _microbatches(plan: Plan) -> str:
     return f"{plan.num_alike} of {plan.microbatch}{last}"
 
 
-def _plan(value: Callable[[Plan], str]) -> Callable[[JobData], str]:
-    return lambda job: value(job.report.plan) if job.report.plan else NOTHING
+def _plan(text: Callable[[Plan], str]) -> Callable[[JobData], str]:
+    return _reported(lambda report: report.plan, text)
 
 
 RESULTS: dict[str, Callable[[JobData], str]] = {
     "steps": _steps,
     "loss": _loss,
     "throughput": _throughput,
-    "step, measured": _seconds(measured_step_seconds),
-    "step, predicted": _seconds(predicted_step_seconds),
+    "step, measured": _reported(measured_step_seconds, format_seconds),
+    "step, predicted": _reported(predicted_step_seconds, format_seconds),
     "speed, measured": _speed(measured_step_seconds),
     "speed, predicted": _speed(predicted_step_seconds),
     "bubble, measured": lambda job: _bubble(job.report.measured),
     "bubble, predicted": lambda job: _bubble(job.report.plan.prediction if job.report.plan else None),
-    "memory, measured": _bytes(measured_peak_bytes),
-    "memory, predicted": _bytes(predicted_peak_bytes),
+    "memory, measured": _reported(measured_peak_bytes, format_bytes),
+    "memory, predicted": _reported(predicted_peak_bytes, format_bytes),
 }
 PLANS: dict[str, Callable[[JobData], str]] = {
     "mesh": _plan(lambda plan: plan.mesh_text),
