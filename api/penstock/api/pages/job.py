@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row
@@ -29,12 +29,6 @@ from penstock.view.report_run import loss_section, memory_section
 from penstock.view.section import Section, left_out
 from penstock.view.tables import card, chart, paragraphs, phase_badge, scroll
 
-EVENT_VERBS = {
-    "created": "Submitted",
-    "delete-requested": "Deletion requested",
-    "suspend-requested": "Suspension requested",
-    "resume-requested": "Resumption requested",
-}
 NOT_YET = {
     "loss": "The first step has not been reported yet.",
     "plan": "The planner decides once the job has its devices and the machine is measured.",
@@ -233,26 +227,28 @@ def _events(events: Sequence[Row[Any]]) -> Section:
 
 def event_text(kind: str, body: Mapping[str, Any]) -> str:
     """Describe an event in a sentence; an unknown one by its name and fields."""
-    match kind:
-        case "created" | "delete-requested" | "suspend-requested" | "resume-requested":
-            return f"{EVENT_VERBS[kind]} by {body['by']}"
-        case "deleted":
-            return "Deleted"
-        case "phase":
-            why = ": ".join(text for text in (body["reason"], body["message"].partition("\n")[0]) if text)
-            return f"{body['phase']} ({why})" if why else str(body["phase"])
-        case "planned":
-            return f"Plan {body['digest'][:12]} for attempt {body['attempt']}"
-        case "replanning":
-            return f"Attempt {body['attempt']}: {body['message']}"
-        case "launched":
-            return f"Attempt {body['attempt']} launched on {format_count(body['ranks'], 'rank')}"
-        case "condition":
-            why = ": ".join(text for text in (body["reason"], body["message"].partition("\n")[0]) if text)
-            return f"{body['type']} is {body['status'].lower()} ({why})"
-        case "changed":
-            return f"Changed by {body['by']}, generation {body['generation']}"
-    return f"{kind}: {', '.join(str(value) for value in body.values())}"
+    text = EVENT_TEXTS.get(kind)
+    return text(body) if text else f"{kind}: {', '.join(str(value) for value in body.values())}"
+
+
+def _why(body: Mapping[str, Any]) -> str:
+    why = ": ".join(text for text in (body["reason"], body["message"].partition("\n")[0]) if text)
+    return f" ({why})" if why else ""
+
+
+EVENT_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "created": lambda body: f"Submitted by {body['by']}",
+    "delete-requested": lambda body: f"Deletion requested by {body['by']}",
+    "suspend-requested": lambda body: f"Suspension requested by {body['by']}",
+    "resume-requested": lambda body: f"Resumption requested by {body['by']}",
+    "deleted": lambda body: "Deleted",
+    "phase": lambda body: f"{body['phase']}{_why(body)}",
+    "planned": lambda body: f"Plan {body['digest'][:12]} for attempt {body['attempt']}",
+    "replanning": lambda body: f"Attempt {body['attempt']}: {body['message']}",
+    "launched": lambda body: f"Attempt {body['attempt']} launched on {format_count(body['ranks'], 'rank')}",
+    "condition": lambda body: f"{body['type']} is {body['status'].lower()}{_why(body)}",
+    "changed": lambda body: f"Changed by {body['by']}, generation {body['generation']}",
+}
 
 
 def _log(lines: Sequence[Row[Any]]) -> Section:
