@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fastapi import Request, Response
 from sqlalchemy import Connection
@@ -22,12 +22,27 @@ from penstock.kube.transport import Object
 
 
 def create(
-    service: Service, member: Membership, identity: Identity, keyed: KeyedRequest | None, job: PipelineJob
+    service: Service,
+    member: Membership,
+    identity: Identity,
+    keyed: KeyedRequest | None,
+    job: PipelineJob,
+    retried: Mapping[str, object] | None = None,
 ) -> Response:
-    """Create the job."""
-    if known := _remembered(service, keyed):
-        return known
-    return _made(service, member, identity, keyed, job, {})
+    """Create the job; ``retried`` is the content of the event of a retry."""
+
+    def make() -> Object:
+        submitting.require_allowed(member.kube, job, member.instance.policy)
+        return submitting.submitted(member.kube, job, identity.name, keyed)
+
+    def keep(connection: Connection, item: Object, now: float) -> Answer:
+        made = submitting.kept(connection, item, member.mirror.cluster, identity.name, now)
+        if retried:
+            jobs.add_event(connection, made.uid, "retry", retried, now)
+            made = jobs.get(connection, made.uid)
+        return _answer(made, 201, {"Location": f"/v1/jobs/{made.namespace}/{made.name}"})
+
+    return _changed(service, keyed, make, keep)
 
 
 def propose(request: Request, service: Service, member: Membership, identity: Identity, job: PipelineJob) -> Response:
@@ -52,11 +67,9 @@ def retry(
     old: StoredJob,
 ) -> Response:
     """Create the job that continues where the old one ended."""
-    if known := _remembered(service, keyed):
-        return known
     new_job = submitting.on_the_same_storage(job, old.next_job)
     retried = {"of": old.uid, "resumeFrom": job.spec.checkpoint.resume_from}
-    return _made(service, member, identity, keyed, new_job, retried)
+    return create(service, member, identity, keyed, new_job, retried)
 
 
 def suspend(
@@ -71,19 +84,15 @@ def suspend(
     """Set or clear ``suspend``; no change of a job that has ended or has the same value."""
 
     def change(job: ObjectKey, guard: str | None, stored: StoredJob) -> Object:
-        if stored.phase.terminal or stored.suspend == value:
-            return {}
-        return member.kube.set_suspend(job, value, guard)
+        is_same = stored.phase.terminal or stored.suspend == value
+        return {} if is_same else member.kube.set_suspend(job, value, guard)
 
-    if known := _remembered(service, keyed):
-        return known
-    changed_item = submitting.changed(member.kube, member.mirror.store, *place, version, change)
-    uid, cluster, now = changed_item["metadata"]["uid"], member.mirror.cluster, service.clock()
+    def keep(connection: Connection, item: Object, now: float) -> Answer:
+        return _answer(submitting.kept(connection, item, member.mirror.cluster, identity.name, now), 200)
 
-    def keep(connection: Connection) -> Answer:
-        return _answer(submitting.kept(connection, changed_item, cluster, identity.name, now), 200)
-
-    return write_once(service, uid, keyed, keep)
+    return _changed(
+        service, keyed, lambda: submitting.changed(member.kube, member.mirror.store, *place, version, change), keep
+    )
 
 
 def delete(
@@ -100,43 +109,26 @@ def delete(
         member.kube.delete(job, guard)
         return {}
 
-    if known := _remembered(service, keyed):
-        return known
-    removed_item = submitting.changed(member.kube, member.mirror.store, *place, version, change)
-    uid, now = removed_item["metadata"]["uid"], service.clock()
+    def keep(connection: Connection, item: Object, now: float) -> Answer:
+        return _answer(jobs.request_delete(connection, item["metadata"]["uid"], identity.name, now), 202)
 
-    def keep(connection: Connection) -> Answer:
-        return _answer(jobs.request_delete(connection, uid, identity.name, now), 202)
-
-    return write_once(service, uid, keyed, keep)
+    return _changed(
+        service, keyed, lambda: submitting.changed(member.kube, member.mirror.store, *place, version, change), keep
+    )
 
 
-def _made(
+def _changed(
     service: Service,
-    member: Membership,
-    identity: Identity,
     keyed: KeyedRequest | None,
-    job: PipelineJob,
-    retried: Mapping[str, object],
+    change: Callable[[], Object],
+    keep: Callable[[Connection, Object, float], Answer],
 ) -> Response:
-    submitting.require_allowed(member.kube, job, member.instance.policy)
-    item = submitting.submitted(member.kube, job, identity.name, keyed)
-    uid, cluster, now = item["metadata"]["uid"], member.mirror.cluster, service.clock()
-
-    def change(connection: Connection) -> Answer:
-        made = submitting.kept(connection, item, cluster, identity.name, now)
-        if retried:
-            jobs.add_event(connection, uid, "retry", retried, now)
-            made = jobs.get(connection, uid)
-        return _answer(made, 201, {"Location": f"/v1/jobs/{made.namespace}/{made.name}"})
-
-    return write_once(service, uid, keyed, change)
-
-
-def _remembered(service: Service, keyed: KeyedRequest | None) -> Response | None:
-    """Return the stored answer of an earlier request, which saves a call to the cluster."""
+    """Change a job on the cluster, unless the same request did that before, and store its answer by ``keep``."""
     known = service.read(lambda connection: remembered(connection, keyed))
-    return None if known is None else response_of(known)
+    if known is not None:
+        return response_of(known)
+    item, now = change(), service.clock()
+    return write_once(service, item["metadata"]["uid"], keyed, lambda connection: keep(connection, item, now))
 
 
 def _answer(stored: StoredJob, status: int, headers: Mapping[str, str] | None = None) -> Answer:
