@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.api.cluster.following import Following
 from penstock.api.cluster.kube import HttpCluster
 from penstock.api.cluster.lease import LEASE_SECONDS, Lease, micro_time
+from penstock.api.cluster.membership import Following
 from penstock.core.instants import parse_instant
 from tests.support.fake_apiserver import Call, FakeApiserver, RefusedError, served
 from tests.support.on_cluster import OWN_NAMESPACE, OnCluster, instant, on_cluster

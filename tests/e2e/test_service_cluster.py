@@ -17,9 +17,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
-from penstock.api.cluster.following import Following
 from penstock.api.cluster.kube import HttpCluster
-from penstock.api.cluster.membership import Membership, ServiceInstance, following, join
+from penstock.api.cluster.membership import Following, Membership, ServiceInstance, following, join
 from penstock.api.service import Service
 from penstock.core.records import Record, RecordKind
 from penstock.core.status import JobProgress

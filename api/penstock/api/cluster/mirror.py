@@ -55,9 +55,9 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import DataError, SQLAlchemyError
 
+from penstock.api.cluster.fence import StoreAccess
 from penstock.api.cluster.job_snapshot import MOST_DEPTH, gist, job_snapshot, submitter
 from penstock.api.cluster.kube import Cluster
-from penstock.api.cluster.store_access import StoreAccess
 from penstock.api.store import plans, snapshots
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.jobs import StoredJob

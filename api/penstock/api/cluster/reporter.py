@@ -15,9 +15,9 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from penstock.api.cluster.fence import StoreAccess
 from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.mirror import Mirror
-from penstock.api.cluster.store_access import StoreAccess
 from penstock.api.store import measurements, profiles
 from penstock.api.store.epochs import LostLeaseError
 from penstock.api.store.measurements import Measurement

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from penstock.api.auth.identity import Caller, Identity, Role
 from penstock.api.auth.origin import SAFE_METHODS, same_origin
-from penstock.api.cluster.users import ClusterUser
+from penstock.api.cluster.reviews import ClusterUser
 from penstock.api.http.credentials import Credential
 from penstock.api.http.problems import Problem
 from penstock.api.service import Service

@@ -10,9 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.api.cluster.following import Following
 from penstock.api.cluster.kube import HttpCluster
-from penstock.api.cluster.membership import ServiceInstance, following, join
+from penstock.api.cluster.membership import Following, ServiceInstance, following, join
 from penstock.api.executor.plan_queue import MOST_SECONDS, PlanQueue
 from penstock.api.service import Service
 from penstock.api.settings import Settings

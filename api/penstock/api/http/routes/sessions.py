@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from sqlalchemy import Connection
 
 from penstock.api.auth.identity import Caller, Role
-from penstock.api.cluster.users import ClusterUser
+from penstock.api.cluster.reviews import ClusterUser
 from penstock.api.http.credentials import COOKIE
 from penstock.api.http.dependencies import CallerIn, CredentialIn, ServiceIn, Viewer
 from penstock.api.http.documented import ONLY_BY_SESSION, ONLY_BY_TOKEN
