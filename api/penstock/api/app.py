@@ -20,21 +20,17 @@ from penstock.api.http.documented import completed
 from penstock.api.http.limits_middleware import LimitsMiddleware
 from penstock.api.http.problems import refusals
 from penstock.api.http.routes import (
-    audit,
+    access,
     files,
     health,
     ingest,
     insight,
     jobs,
     login,
-    metrics,
     pages,
     plans,
-    profiles,
     reruns,
-    sessions,
     streams,
-    tokens,
 )
 from penstock.api.metrics.observer import Observer
 from penstock.api.service import Service
@@ -46,12 +42,10 @@ ROUTERS = (
     streams.router,
     files.router,
     plans.router,
-    profiles.router,
-    tokens.router,
-    sessions.router,
-    audit.router,
+    access.tokens_router,
+    access.sessions_router,
+    access.audit_router,
     health.router,
-    metrics.router,
     pages.router,
     login.router,
 )

@@ -1,4 +1,4 @@
-"""/v1/plans: plans for a job, on this or other hardware, without running it."""
+"""/v1/plans: plans for a job, on this or other hardware, without running it; /v1/profiles: measurements for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from penstock.api.http.problems import READS, Problem, answers
 from penstock.api.http.replies import Once, reply, write_once
 from penstock.api.http.routes.jobs import visible
 from penstock.api.schemas.bodies import CLUSTER, EXAMPLE_CLUSTER, EXAMPLE_JOB, JOB, body
-from penstock.api.schemas.plans import PlanRequestPage, PlanRequestView, request_row, request_view
+from penstock.api.schemas.plans import (
+    PlanRequestPage,
+    PlanRequestView,
+    ProfilePage,
+    ProfileView,
+    profile_row,
+    profile_view,
+    request_row,
+    request_view,
+)
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
 from penstock.api.store.idempotency import Answer
@@ -201,3 +210,17 @@ def _view(connection: Connection, stored: StoredRequest) -> PlanRequestView:
     return request_view(
         stored, plan_requests.plan_input(connection, stored.id), plan_requests.plan(connection, stored.id)
     )
+
+
+@router.get("/v1/profiles", responses=READS, operation_id="listProfiles")
+def list_profiles(service: ServiceIn, identity: Viewer) -> ProfilePage:
+    """List every profile, newest first. Profiles belong to machines, and so to no namespace."""
+    now = service.clock()
+    return ProfilePage(items=[profile_row(profile, now) for profile in service.read(profiles.every)])
+
+
+@router.get("/v1/profiles/{digest}", responses=READS, operation_id="getProfile")
+def get_profile(service: ServiceIn, identity: Viewer, digest: str) -> ProfileView:
+    """Return a profile: costs of layers, links between ranks as matrices, memory, and the whole manifest."""
+    stored, profile = service.read(lambda connection: profiles.get(connection, digest))
+    return profile_view(stored, profile, service.clock())
