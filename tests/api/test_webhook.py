@@ -14,15 +14,15 @@ import pytest
 from penstock.api.service import Service
 from penstock.api.store import deliveries, jobs
 from penstock.api.store.jobs import StoredJob
-from penstock.api.webhook.deliverer import (
+from penstock.api.webhook import (
     BACKOFF_SECONDS,
     CLAIM_SECONDS,
     GIVE_UP_SECONDS,
     MOST_BACKOFF_SECONDS,
     Deliverer,
+    Webhook,
     backoff_seconds,
 )
-from penstock.api.webhook.message import Webhook
 from penstock.core.errors import UserError
 from penstock.core.lifecycle import Phase
 from tests.support.filled_job import enter, running_job

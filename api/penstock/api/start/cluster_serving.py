@@ -19,7 +19,7 @@ from penstock.api.start import background
 from penstock.api.start.service_files import planner_name
 from penstock.api.start.serving import answering, delivering, service_folder
 from penstock.api.store import tokens
-from penstock.api.webhook.message import Webhook
+from penstock.api.webhook import Webhook
 from penstock.core.errors import UserError
 from penstock.core.host.stopping import StopRequests, listening
 from penstock.core.job_policy import JobPolicy

@@ -22,8 +22,7 @@ from penstock.api.start.server import Server, check_tls, collect_garbage_seldom
 from penstock.api.start.service_files import address_file, ca_file, executor_name, ingest_token, planner_name
 from penstock.api.store import migrate, tokens
 from penstock.api.store.engine import make_engine, parse_url
-from penstock.api.webhook.deliverer import Deliverer
-from penstock.api.webhook.message import Webhook
+from penstock.api.webhook import Deliverer, Webhook
 from penstock.core.errors import UserError
 from penstock.core.host.launches import Launches
 from penstock.core.host.locks import STATE, Lock, alone, launches_folder, machine_lock_path

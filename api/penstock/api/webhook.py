@@ -1,32 +1,99 @@
-"""Delivers the end of every job to the webhook, with retries for a day until the receiver answers with 2xx.
+"""Webhook: a call to a URL of the administrator's choice when a job has ended, repeated for a day until it is accepted.
 
-A delivery may be repeated: a call is made again if the service was killed before it stored the answer.
-
-Deliveries are in the store, so a restarted service continues. At most one call is in progress; jobs do not wait for it.
+Headers and signature are those of standardwebhooks.com. A delivery may be repeated: a call is made again if the service
+was killed before it stored the answer. Deliveries are in the store, so a restarted service continues. At most one call
+is in progress; jobs do not wait for it.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import http.client
+import json
 import logging
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.service import Service
 from penstock.api.store import deliveries
 from penstock.api.store.deliveries import Due
-from penstock.api.webhook.message import Webhook, body, headers
+from penstock.api.store.jobs import StoredJob
+from penstock.core.errors import UserError
 
 log = logging.getLogger(__name__)
 
+FEWEST_SECRET_BYTES = 16
 CALL_SECONDS = 5.0
 CLAIM_SECONDS = 15.0
 """Seconds for which no other service tries: longer than a call takes."""
 BACKOFF_SECONDS = 5.0
 MOST_BACKOFF_SECONDS = 3600.0
 GIVE_UP_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Webhook:
+    """URL of the receiver, and the shared secret."""
+
+    url: str
+    secret: bytes
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.fragment:
+            raise UserError(
+                what="is not a URL for POST requests",
+                where="--webhook",
+                remedy="write https://HOST/PATH, without credentials",
+            )
+        if len(self.secret) < FEWEST_SECRET_BYTES:
+            raise UserError(
+                what=f"is shorter than {FEWEST_SECRET_BYTES} bytes",
+                where="--webhook-secret",
+                remedy="create the file with: openssl rand -hex 32 > FILE",
+            )
+
+    def __repr__(self) -> str:
+        """Scheme and host only: the path and query may contain a secret."""
+        return f"Webhook({urlsplit(self.url).hostname})"
+
+
+def body(job: StoredJob, service_url: str) -> bytes:
+    """Return the end of ``job`` as JSON, the same for every try."""
+    document = {
+        "type": f"job.{job.phase.value.lower()}",
+        "uid": job.uid,
+        "namespace": job.namespace,
+        "name": job.name,
+        "phase": job.phase.value,
+        "reason": job.phase_reason,
+        "message": job.phase_message,
+        "attempt": job.attempt,
+        "createdAt": job.created_at,
+        "startedAt": job.started_at,
+        "finishedAt": job.finished_at,
+        "url": f"{service_url}/jobs/{quote(job.namespace)}/{quote(job.name)}",
+    }
+    return json.dumps(document).encode()
+
+
+def headers(uid: str, sent: bytes, secret: bytes, now: float) -> Mapping[str, str]:
+    """Return the id (against duplicates), the time (against replays), and the signature over both and the body."""
+    timestamp = str(int(now))
+    signed = b".".join((uid.encode(), timestamp.encode(), sent))
+    signature = base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": "penstock",
+        "webhook-id": uid,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": f"v1,{signature}",
+    }
 
 
 class Deliverer:

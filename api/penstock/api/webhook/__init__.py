@@ -1,1 +1,0 @@
-"""Webhook: a call to a URL of the administrator's choice when a job has ended."""
