@@ -32,7 +32,7 @@ from penstock.api.http.routes import (
     reruns,
     streams,
 )
-from penstock.api.metrics.observer import Observer
+from penstock.api.metrics.instruments import Observer
 from penstock.api.service import Service
 
 ROUTERS = (

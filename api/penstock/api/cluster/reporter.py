@@ -18,10 +18,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from penstock.api.cluster.fence import StoreAccess
 from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.mirror import Mirror
-from penstock.api.store import measurements, profiles
+from penstock.api.store import profiles, reports
 from penstock.api.store.epochs import LostLeaseError
-from penstock.api.store.measurements import Measurement
-from penstock.api.store.reports import Report, reports
+from penstock.api.store.reports import Measurement, Report
 from penstock.api.store.writer import WriterClosedError
 from penstock.core.profile import Profile
 from penstock.core.status import JobProgress
@@ -73,12 +72,10 @@ class Reporter:
     # Measurements
 
     def _publish(self) -> None:
-        for measurement in self._store.read(
-            lambda connection: measurements.unpublished(connection, self._mirror.cluster)
-        ):
+        for measurement in self._store.read(lambda connection: reports.unpublished(connection, self._mirror.cluster)):
             if _succeeds(partial(self._create_config_map, measurement), measurement.name):
                 marked = partial(
-                    measurements.mark_published, uid=measurement.uid, attempt=measurement.attempt, ref=_ref(measurement)
+                    reports.mark_published, uid=measurement.uid, attempt=measurement.attempt, ref=_ref(measurement)
                 )
                 self._store.write(measurement.uid, marked)
                 self._waiting.add(measurement.uid)
@@ -106,7 +103,7 @@ class Reporter:
     def _write_due(self) -> None:
         now, waiting = self._store.clock(), frozenset(self._waiting)
         cluster, since = self._mirror.cluster, self._since
-        reported = self._store.read(lambda connection: reports(connection, cluster, since, waiting))
+        reported = self._store.read(lambda connection: reports.recent(connection, cluster, since, waiting))
         self._since = now - SLACK_SECONDS
         changed = [report for report in reported if _compared(report.progress) != _compared(self._current(report.uid))]
         ready = [report for report in changed if self._is_due(report, now)]

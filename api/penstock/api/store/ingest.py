@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Insert, Select, select
 
-from penstock.api.store import attempts, measurements
+from penstock.api.store import attempts, reports
 from penstock.api.store.documents import pack
 from penstock.api.store.engine import upsert
 from penstock.api.store.jobs import NoSuchJobError, Reported, report
@@ -220,7 +220,7 @@ def _keep(connection: Connection, fresh: Sequence[Batch]) -> None:
         profiles = [
             (batch.uid, batch.attempt, record.profile) for record in batch.records if record.profile is not None
         ]
-        measurements.keep(connection, profiles, batch.received_at)
+        reports.keep_profiles(connection, profiles, batch.received_at)
 
 
 @functools.cache

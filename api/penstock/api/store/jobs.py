@@ -292,6 +292,12 @@ def find(connection: Connection, namespace: str, name: str) -> StoredJob:
     return _stored(connection, [row])[0]
 
 
+def names(connection: Connection, namespace: str, stem: str) -> frozenset[str]:
+    """Return names with that prefix in the namespace, of existing and deleted jobs."""
+    chosen = select(jobs.c.name).where(jobs.c.namespace == namespace, jobs.c.name.startswith(stem, autoescape=True))
+    return frozenset(connection.execute(chosen).scalars())
+
+
 def page(connection: Connection, query: Query) -> tuple[list[StoredJob], str | None]:
     """Return a page of jobs in order, and the cursor of the next page, if there is one.
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select
 
+from penstock.api.store import profiles
 from penstock.api.store.documents import pack, unpack
 from penstock.api.store.engine import upsert
-from penstock.api.store.jobs import add_event
+from penstock.api.store.jobs import StoredJob, add_event
 from penstock.api.store.schema import events, job_plans, plans
 from penstock.core.plan import Plan
 from penstock.core.timeline import Timeline
@@ -81,3 +82,21 @@ def plan(connection: Connection, digest: str) -> Plan | None:
     """Return the plan with this digest."""
     body = connection.execute(select(plans.c.body).where(plans.c.digest == digest)).scalar_one_or_none()
     return None if body is None else Plan.from_manifest(unpack(body))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Newest plan, and recorded versions of packages."""
+
+    plan: Plan | None
+    versions: tuple[tuple[str, str], ...]
+
+
+def origin(connection: Connection, job: StoredJob) -> Origin:
+    """Return the origin of the job's newest attempt."""
+    current = None if job.plan_digest is None else plan(connection, job.plan_digest)
+    launched = select(events.c.body).where(events.c.uid == job.uid, events.c.kind == "launched")
+    newest = connection.execute(launched.order_by(events.c.number.desc()).limit(1)).scalar_one_or_none() or {}
+    profile = profiles.find(connection, current.profile_digest) if current else None
+    versions = {"penstock": newest.get("penstock"), "torch": profile.key.torch_version if profile else None}
+    return Origin(plan=current, versions=tuple((name, version) for name, version in versions.items() if version))

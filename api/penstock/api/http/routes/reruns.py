@@ -24,7 +24,7 @@ from penstock.api.schemas.jobs import JobView, job_view
 from penstock.api.schemas.runs import ReproductionView, RetryRequest
 from penstock.api.service import Service
 from penstock.api.settings import Settings
-from penstock.api.store import jobs, lineage
+from penstock.api.store import jobs, plans
 from penstock.api.store.idempotency import Answer, KeyedRequest
 from penstock.api.store.jobs import StoredJob
 from penstock.core.manifest import limits_lifted
@@ -62,7 +62,7 @@ def retry(
         old = jobs.find(connection, namespace, name)
         _require_ended(old)
         begin = _begin(settings, old)
-        taken = lineage.names(connection, namespace, name_stem(name))
+        taken = jobs.names(connection, namespace, name_stem(name))
         job = retried(old.next_job, (wanted and wanted.name) or next_name(name, taken), begin)
         require_acceptable(connection, settings.locations, identity, job)
         jobs.create(connection, job, uid, identity.name, now, settings.executor_for(job))
@@ -86,7 +86,7 @@ def _retry_there(
 
     def question(connection: Connection) -> tuple[StoredJob, tuple[int, str] | None, frozenset[str]]:
         old = jobs.find(connection, *place)
-        return old, submitting.begin(connection, old), lineage.names(connection, place[0], name_stem(place[1]))
+        return old, submitting.begin(connection, old), jobs.names(connection, place[0], name_stem(place[1]))
 
     old, saved, taken = service.read(question)
     _require_ended(old)
@@ -132,10 +132,10 @@ def _require_steps_left(old: StoredJob, step: int, uri: str) -> None:
 def reproduce(request: Request, service: ServiceIn, job: JobIn) -> ReproductionView:
     """Return what repeats the run: its manifest with the newest plan pinned, package versions, and shell commands."""
 
-    def question(connection: Connection) -> tuple[lineage.Origin, str]:
-        taken = lineage.names(connection, job.namespace, name_stem(job.name))
+    def question(connection: Connection) -> tuple[plans.Origin, str]:
+        taken = jobs.names(connection, job.namespace, name_stem(job.name))
         free = job.name if job.deleted_at is not None else next_name(job.name, taken)
-        return lineage.origin(connection, job), free
+        return plans.origin(connection, job), free
 
     origin, free = service.read(question)
     ran = job.recorded_job
