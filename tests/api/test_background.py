@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from penstock.api.start import background
 from penstock.api.store import series
@@ -57,6 +58,21 @@ def test_many_requests_leave_it_idle_for_half_of_the_time() -> None:
         wait_until(lambda: len(ends) >= 5)
     for began, ended, following in zip(starts, ends, starts[1:], strict=False):
         assert following - ended >= ended - began
+
+
+def test_it_goes_on_after_any_error(caplog: pytest.LogCaptureFixture) -> None:
+    wake, turns = threading.Event(), threading.Semaphore(0)
+
+    def turn() -> None:
+        turns.release()
+        raise OperationalError("SELECT", {}, Exception("the server is gone"))
+
+    with background.polling("tried", turn, wake=wake):
+        for _ in range(3):
+            wake.set()
+            assert turns.acquire(timeout=30)
+    assert "tried: unexpected failure; retrying in 0.5 s" in caplog.text
+    assert "the server is gone" in caplog.text
 
 
 def test_it_ends_while_requests_come() -> None:

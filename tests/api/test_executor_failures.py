@@ -401,5 +401,6 @@ def test_a_database_that_is_away_is_asked_again(world: World, monkeypatch: pytes
     uid = world.submit()
     with monkeypatch.context() as patch:
         patch.setattr(Service, "read", away)
-        world.executor.run_once()
+        with pytest.raises(OperationalError):
+            world.executor.run_once()
     world.until(uid, Phase.SUCCEEDED)

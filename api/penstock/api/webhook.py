@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from penstock.api.service import Service
 from penstock.api.store import deliveries
 from penstock.api.store.deliveries import Due
@@ -104,14 +102,9 @@ class Deliverer:
 
     def run_once(self) -> None:
         """Deliver one end of a job, if one is due."""
-        try:
-            delivery = self._claimed()
-            if delivery is not None:
-                self._deliver(delivery)
-        except SQLAlchemyError:
-            log.exception(
-                "deliveries to the webhook could not be read from or written to the store; retrying at the next poll"
-            )
+        delivery = self._claimed()
+        if delivery is not None:
+            self._deliver(delivery)
 
     def _claimed(self) -> Due | None:
         now = self._service.clock()

@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from penstock.api.service import Service
 from penstock.api.store import attempts
 from penstock.api.store.attempts import OpenAttempt
@@ -141,13 +139,9 @@ class Collector:
 
     def run_once(self) -> None:
         """Handle the next page of open attempts. Logs an error in one attempt, and continues with the others."""
-        try:
-            page = self._service.read(
-                lambda connection: attempts.ended_and_open(connection, self._name, self._after, MAX_PER_POLL)
-            )
-        except SQLAlchemyError:
-            log.exception("open attempts could not be read from the store; retrying at the next poll")
-            return
+        page = self._service.read(
+            lambda connection: attempts.ended_and_open(connection, self._name, self._after, MAX_PER_POLL)
+        )
         self._after = (page[-1].uid, page[-1].attempt) if len(page) == MAX_PER_POLL else ("", 0)
         for attempt in page:
             try:

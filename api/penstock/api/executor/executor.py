@@ -122,11 +122,7 @@ class Executor:
         """Reconcile every job that this executor or none has launched, once. An error in one is logged, and the others
         go on.
         """
-        try:
-            stored_jobs = self._read_jobs()
-        except SQLAlchemyError:
-            log.exception("jobs could not be read from the store; retrying at the next poll")
-            return
+        stored_jobs = self._read_jobs()
         for stored in stored_jobs:
             if stored.delete_requested_at is not None:
                 with _surviving(stored):
@@ -446,15 +442,14 @@ class Executor:
         """
         stored = observed.record
         try:
-            profile = _read_profile(self._root(stored))
+            profile = Profile.from_manifest(jsontext.load((self._root(stored) / "profile.json").read_text()))
+        except FileNotFoundError:
+            self._no_plan[stored.uid] = "the measurement left no profile; submit the job again"
+            return
         except (UserError, ValueError) as error:
             self._no_plan[stored.uid] = f"the profile cannot be read: {error}"
             return
-        if profile is None:
-            self._no_plan[stored.uid] = "the measurement left no profile; submit the job again"
-            return
-        measured = profile
-        self._service.write("profiles", lambda connection: profiles.keep(connection, measured))
+        self._service.write("profiles", lambda connection: profiles.keep(connection, profile))
         report = observed.process_state.report if observed.process_state else None
         spec = observed.spec.to_plan(has_checkpoint=report is not None and report.last_checkpoint is not None)
         self._planner.start(stored.uid, PlanningRequest(spec=spec, profile=profile))
@@ -509,10 +504,3 @@ def last_lines(state: ProcessState) -> tuple[str, ...]:
     """The last lines of the rank at fault, cut to the limits of an event."""
     lines = state.report.last_words if state.report else ()
     return tuple(cleaned(line[:MOST_LINE_CHARACTERS]) for line in lines[-MOST_LAST_LINES:])
-
-
-def _read_profile(root: Path) -> Profile | None:
-    try:
-        return Profile.from_manifest(jsontext.load((root / "profile.json").read_text()))
-    except FileNotFoundError:
-        return None

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from penstock.api.service import Service
 from penstock.api.store import plan_requests, profiles
 from penstock.api.store.plan_requests import State, StoredRequest
@@ -119,11 +117,7 @@ class PlanQueue:
     def run_once(self) -> None:
         """Handle every open request once. Logs an error in one request, and continues with the others."""
         now = self._service.clock()
-        try:
-            open_requests = self._service.read(plan_requests.unfinished)
-        except SQLAlchemyError:
-            log.exception("plan requests could not be read from the store; retrying at the next poll")
-            return
+        open_requests = self._service.read(plan_requests.unfinished)
         for step in next_steps(open_requests, frozenset(self._busy), self._name, self._lapsed(open_requests)):
             with _surviving():
                 self._do(step, now)

@@ -62,7 +62,8 @@ def _repeating(
 ) -> Iterator[None]:
     """Call ``do`` after ``first_seconds`` and then every ``seconds``, in a thread during the block.
 
-    The end of the block sets the event that ``do`` gets.
+    Errors, such as of a database that does not answer, are logged. The end of the block sets the event that ``do``
+    gets.
     """
     ending = threading.Event()
     waking = wake or threading.Event()
@@ -75,7 +76,10 @@ def _repeating(
             if ending.is_set():
                 break
             began = time.monotonic()
-            do(ending)
+            try:
+                do(ending)
+            except Exception:  # of any kind: the thread would end unnoticed
+                log.exception("%s: unexpected failure; retrying in %.1f s", name, seconds)
             took = time.monotonic() - began
             ending.wait(took)
             pause = max(seconds - took, 0.0)
