@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from pydantic import Field
 
 from penstock.api.auth.identity import Role
-from penstock.api.schemas.wire import Wire, instant, maybe
-from penstock.api.store.audit import NumberedEntry
-from penstock.api.store.sessions import StoredSession
-from penstock.api.store.tokens import StoredToken
+from penstock.api.schemas.wire import Instant, Wire
 
 
 class TokenRequest(Wire):
@@ -33,9 +28,9 @@ class TokenView(Wire):
     name: str
     role: Role
     namespace: str | None
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
+    created_at: Instant
+    expires_at: Instant | None
+    revoked_at: Instant | None
 
 
 class NewToken(TokenView):
@@ -57,14 +52,14 @@ class MeView(Wire):
     role: Role
     namespace: str | None = Field(description="Namespace of the role; null: all.")
     session: str | None = Field(description="The browser's session; null for a token.")
-    until: datetime | None = Field(description="Expiry of the session or token; null: none.")
+    until: Instant | None = Field(description="Expiry of the session or token; null: none.")
 
 
 class NewLoginLink(Wire):
     """A link that signs a browser in, once."""
 
     path: str = Field(description="Path below the service's URL.", examples=["/login#psl_..."])
-    expires_at: datetime
+    expires_at: Instant
 
 
 class SessionView(Wire):
@@ -76,8 +71,8 @@ class SessionView(Wire):
     namespace: str | None
     token: str = Field(description="Id of the token that created the session, which ends with it.")
     address: str = Field(description="Address of the client that began it.")
-    created_at: datetime
-    expires_at: datetime
+    created_at: Instant
+    expires_at: Instant
 
 
 class SessionPage(Wire):
@@ -90,7 +85,7 @@ class AuditView(Wire):
     """A change, or the refusal of one."""
 
     number: int
-    at: datetime
+    at: Instant
     identity: str = Field(description="Name of the caller; empty without authentication.")
     action: str = Field(description="The operation's id.", examples=["createJob"])
     method: str
@@ -105,45 +100,3 @@ class AuditPage(Wire):
 
     items: list[AuditView]
     next: str | None = Field(description="Pass it as `cursor` for those that follow; null at the end.")
-
-
-def token_view(stored: StoredToken) -> TokenView:
-    """Return the view of a token."""
-    return TokenView(
-        id=stored.id,
-        name=stored.name,
-        role=stored.role,
-        namespace=stored.namespace,
-        created_at=instant(stored.created_at),
-        expires_at=maybe(stored.expires_at),
-        revoked_at=maybe(stored.revoked_at),
-    )
-
-
-def session_view(stored: StoredSession) -> SessionView:
-    """Return the view of a session."""
-    return SessionView(
-        id=stored.id,
-        name=stored.name,
-        role=stored.role,
-        namespace=stored.namespace,
-        token=stored.token,
-        address=stored.address,
-        created_at=instant(stored.created_at),
-        expires_at=instant(stored.expires_at),
-    )
-
-
-def audit_view(entry: NumberedEntry) -> AuditView:
-    """Return the view of an audit entry."""
-    return AuditView(
-        number=entry.number,
-        at=instant(entry.at),
-        identity=entry.identity,
-        action=entry.action,
-        method=entry.method,
-        path=entry.path,
-        namespace=entry.namespace,
-        status=entry.status,
-        address=entry.address,
-    )

@@ -240,7 +240,7 @@ def status_view(stored: StoredJob) -> StatusView:
 
 def speed_view(speed: Speed | None) -> SpeedView | None:
     """Return the view of a speed, if it is known."""
-    return None if speed is None else SpeedView.model_validate(speed, from_attributes=True)
+    return None if speed is None else SpeedView.model_validate(speed)
 
 
 def _progress_view(stored: StoredJob) -> ProgressView | None:

@@ -192,8 +192,8 @@ def request_view(stored: StoredRequest, plan_input: PlanInput, plan: Plan | None
         profile=plan_input.profile,
         cluster=None if plan_input.cluster is None else plan_input.cluster.to_manifest(),
         plan=None if plan is None else plan.to_manifest(),
-        run_time=None if run_time is None else RunTimeView.model_validate(run_time, from_attributes=True),
-        cost=None if cost is None else CostView.model_validate(cost, from_attributes=True),
+        run_time=None if run_time is None else RunTimeView.model_validate(run_time),
+        cost=None if cost is None else CostView.model_validate(cost),
     )
 
 
@@ -230,13 +230,13 @@ def profile_view(stored: StoredProfile, profile: Profile, now: float) -> Profile
     links = profile.links
     return ProfileView(
         **_profile_fields(stored, now),
-        layers=[LayerView.model_validate(unit, from_attributes=True) for unit in profile.units],
+        layers=[LayerView.model_validate(unit) for unit in profile.units],
         links=LinksView(
             latency_seconds=_matrix(links, profile.num_ranks, "latency_seconds"),
             bytes_per_second=_matrix(links, profile.num_ranks, "bytes_per_second"),
             error=_matrix(links, profile.num_ranks, "error"),
         ),
-        memory=MemoryView.model_validate(profile.memory, from_attributes=True),
+        memory=MemoryView.model_validate(profile.memory),
         profile=profile.to_manifest(),
     )
 

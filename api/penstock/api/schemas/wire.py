@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
 class Wire(BaseModel):
-    """Base of REST schemas: camelCase, and unknown fields are refused."""
+    """Base of REST schemas: camelCase, and unknown fields are refused. A view is made from a stored object's fields."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", serialize_by_alias=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", serialize_by_alias=True, from_attributes=True
+    )
 
 
 def instant(seconds: float) -> datetime:
     """Convert seconds since the epoch."""
     return datetime.fromtimestamp(seconds, UTC)
+
+
+Instant = Annotated[datetime, BeforeValidator(lambda at: instant(at) if isinstance(at, float) else at)]
+"""A time, which the store has as seconds since the epoch."""
 
 
 def maybe(seconds: float | None) -> datetime | None:

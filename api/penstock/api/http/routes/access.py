@@ -16,6 +16,7 @@ from penstock.api.http.problems import Problem, answers
 from penstock.api.http.replies import NewSecret, Once, reply, write_once, write_secret_once
 from penstock.api.schemas.access import (
     AuditPage,
+    AuditView,
     MeView,
     NewLoginLink,
     NewToken,
@@ -24,9 +25,6 @@ from penstock.api.schemas.access import (
     TokenPage,
     TokenRequest,
     TokenView,
-    audit_view,
-    session_view,
-    token_view,
 )
 from penstock.api.schemas.wire import instant, maybe
 from penstock.api.store import audit, sessions, tokens
@@ -61,7 +59,7 @@ def create_token(
 
     def change(connection: Connection, new: NewSecret) -> Answer:
         made, _ = tokens.add(connection, bearer, now, wanted.lifetime_seconds, new.secret)
-        return reply(NewToken(**token_view(made).model_dump(by_alias=False), token=new.salted), 201)
+        return reply(NewToken(**TokenView.model_validate(made).model_dump(by_alias=False), token=new.salted), 201)
 
     return write_secret_once(service, "tokens", keyed, credential, PREFIX, change)
 
@@ -69,7 +67,7 @@ def create_token(
 @tokens_router.get("/v1/tokens", responses=READS, operation_id="listTokens")
 def list_tokens(service: ServiceIn, identity: Admin) -> TokenPage:
     """List every token, newest first, without its secret."""
-    return TokenPage(items=[token_view(token) for token in service.read(tokens.every)])
+    return TokenPage(items=[TokenView.model_validate(token) for token in service.read(tokens.every)])
 
 
 @tokens_router.delete("/v1/tokens/{token}", responses=TOKEN_WRITES, operation_id="revokeToken")
@@ -78,7 +76,7 @@ def revoke_token(service: ServiceIn, identity: Admin, token: str) -> TokenView:
     now = service.clock()
     revoked = service.write("tokens", lambda connection: tokens.revoke(connection, token, now))
     service.known_tokens.forget()
-    return token_view(revoked)
+    return TokenView.model_validate(revoked)
 
 
 @sessions_router.get("/v1/me", responses=READS, operation_id="getMe")
@@ -138,14 +136,14 @@ def list_sessions(service: ServiceIn, identity: Viewer, caller: CallerIn) -> Ses
     """List open sessions, newest first. Administrators see all, others those of their own token."""
     now = service.clock()
     open_sessions = service.read(lambda connection: sessions.open_sessions(connection, now, reach(caller)))
-    return SessionPage(items=[session_view(session) for session in open_sessions])
+    return SessionPage(items=[SessionView.model_validate(session) for session in open_sessions])
 
 
 @sessions_router.delete("/v1/sessions/{session}", responses=WRITES, operation_id="endSession")
 def end_session(service: ServiceIn, identity: Viewer, caller: CallerIn, session: str) -> SessionView:
     """End a session: sign out its browser."""
     now, token = service.clock(), reach(caller)
-    return session_view(service.write("sessions", lambda c: sessions.end(c, session, now, token)))
+    return SessionView.model_validate(service.write("sessions", lambda c: sessions.end(c, session, now, token)))
 
 
 @sessions_router.post(
@@ -168,7 +166,9 @@ def logout(service: ServiceIn, identity: Viewer, caller: CallerIn, keyed: Once) 
     now = service.clock()
 
     def change(connection: Connection) -> Answer:
-        return reply(session_view(sessions.end(connection, session, now)), headers={"Set-Cookie": FORGET_COOKIE})
+        return reply(
+            SessionView.model_validate(sessions.end(connection, session, now)), headers={"Set-Cookie": FORGET_COOKIE}
+        )
 
     return write_once(service, "sessions", keyed, change)
 
@@ -191,4 +191,6 @@ def list_audit(
     """
     before = None if cursor is None else int(cursor)
     entries, following = service.read(lambda connection: audit.page(connection, limit, before))
-    return AuditPage(items=[audit_view(entry) for entry in entries], next=None if following is None else str(following))
+    return AuditPage(
+        items=[AuditView.model_validate(entry) for entry in entries], next=None if following is None else str(following)
+    )
