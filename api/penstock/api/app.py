@@ -121,16 +121,15 @@ def create_app(service: Service, seconds: Callable[[], float] = time.monotonic) 
 
 
 def _include_twice(app: FastAPI, router: APIRouter) -> None:
-    def named(route: APIRoute) -> str:
-        return route.name
-
-    def named_by_uid(route: APIRoute) -> str:
-        return f"{route.name}ByUid"
-
-    for prefix, path, operation_id in (
-        ("/v1/jobs/{namespace}/{name}", by_name, named),
-        ("/v1/history/{uid}", by_uid, named_by_uid),
-    ):
-        app.include_router(
-            router, prefix=prefix, dependencies=[Depends(path)], generate_unique_id_function=operation_id
-        )
+    app.include_router(
+        router,
+        prefix="/v1/jobs/{namespace}/{name}",
+        dependencies=[Depends(by_name)],
+        generate_unique_id_function=lambda route: route.name,
+    )
+    app.include_router(
+        router,
+        prefix="/v1/history/{uid}",
+        dependencies=[Depends(by_uid)],
+        generate_unique_id_function=lambda route: f"{route.name}ByUid",
+    )

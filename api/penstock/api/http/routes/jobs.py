@@ -69,32 +69,30 @@ class _Edit:
         self, service: ServiceIn, identity: Editor, namespace: str, name: str, keyed: Once, if_match: IfMatch = None
     ) -> None:
         self._service, self._identity, self._keyed = service, identity, keyed
-        self._namespace, self._name = namespace, name
-        self._version = read_etag(if_match)
+        self._place, self._version = (namespace, name), read_etag(if_match)
 
     def suspend(self, value: bool) -> Response:
         """Set or clear ``suspend``; raises `NoSuchJobError` once the job is deleted."""
-        member, place = self._service.cluster, (self._namespace, self._name)
+        service, member = self._service, self._service.cluster
         if member is not None:
-            return on_cluster.suspend(self._service, member, self._identity, self._keyed, place, self._version, value)
+            return on_cluster.suspend(service, member, self._identity, self._keyed, self._place, self._version, value)
         return self._answer(200, lambda connection, uid, by, now: jobs.set_suspend(connection, uid, value, by, now))
 
     def delete(self) -> Response:
         """Request the job's deletion; raises `NoSuchJobError` once it is deleted."""
-        member, place = self._service.cluster, (self._namespace, self._name)
+        service, member = self._service, self._service.cluster
         if member is not None:
-            return on_cluster.delete(self._service, member, self._identity, self._keyed, place, self._version)
+            return on_cluster.delete(service, member, self._identity, self._keyed, self._place, self._version)
         return self._answer(202, jobs.request_delete)
 
     def _answer(self, status: int, change: Change) -> Response:
-        place = (self._namespace, self._name)
-        uid = self._service.read(lambda connection: jobs.find(connection, *place)).uid
+        uid = self._service.read(lambda connection: jobs.find(connection, *self._place)).uid
         now = self._service.clock()
 
         def changed(connection: Connection) -> Answer:
             current = jobs.require_version(connection, uid, self._version)
             if current.deleted_at is not None:
-                raise jobs.NoSuchJobError("/".join(place))
+                raise jobs.NoSuchJobError("/".join(self._place))
             after = change(connection, uid, self._identity.name, now)
             return reply(job_view(after), status, {"ETag": etag(after)})
 
