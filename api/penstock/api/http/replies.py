@@ -41,11 +41,11 @@ Once = Annotated[KeyedRequest | None, Depends(keyed_request)]
 
 
 def write_once(
-    service: Service, key: str, keyed: KeyedRequest | None, change: Callable[[Connection], Answer]
+    service: Service, key: str, keyed: KeyedRequest | None, change: Callable[[Connection, float], Answer]
 ) -> Response:
-    """Execute ``change`` unless the same request did before, and notify the executor."""
+    """Execute ``change`` with the current time, unless the same request did before, and notify the executor."""
     now = service.clock()
-    answer = service.write(key, lambda connection: once(connection, keyed, now, change))
+    answer = service.write(key, lambda connection: once(connection, keyed, now, lambda c: change(c, now)))
     service.requested.set()
     return response_of(answer)
 
@@ -69,7 +69,7 @@ def write_secret_once(
     keyed: KeyedRequest | None,
     credential: Credential,
     prefix: str,
-    change: Callable[[Connection, NewSecret], Answer],
+    change: Callable[[Connection, NewSecret, float], Answer],
 ) -> Response:
     """Create a resource with a new secret.
 
@@ -78,7 +78,7 @@ def write_secret_once(
     """
     salt = secrets.token_urlsafe(TOKEN_BYTES)
     made = NewSecret(secret=derived_token(credential.secret, salt, prefix), salted=f"{prefix}salt.{salt}")
-    response = write_once(service, key, keyed, lambda connection: change(connection, made))
+    response = write_once(service, key, keyed, lambda connection, now: change(connection, made, now))
 
     def with_secret(match: re.Match[bytes]) -> bytes:
         return derived_token(credential.secret, match[2].decode(), match[1].decode()).encode()

@@ -55,9 +55,8 @@ def create_token(
             remedy="name the namespace whose jobs it may change, and create one token for each namespace",
         )
     bearer = Identity(name=wanted.name, role=wanted.role, namespace=wanted.namespace)
-    now = service.clock()
 
-    def change(connection: Connection, new: NewSecret) -> Answer:
+    def change(connection: Connection, new: NewSecret, now: float) -> Answer:
         made, _ = tokens.add(connection, bearer, now, wanted.lifetime_seconds, new.secret)
         return reply(NewToken(**TokenView.model_validate(made).model_dump(by_alias=False), token=new.salted), 201)
 
@@ -120,9 +119,8 @@ def create_link(
             where="Authorization",
             remedy="use a token of the service: penstock token create",
         )
-    now = service.clock()
 
-    def change(connection: Connection, new: NewSecret) -> Answer:
+    def change(connection: Connection, new: NewSecret, now: float) -> Answer:
         until = sessions.add_link(connection, caller.token, new.secret, now)
         # In the fragment, which a browser does not send: a query would be written to the logs of proxies, and a program
         # that previews links would use up the code.
@@ -163,9 +161,8 @@ def logout(service: ServiceIn, identity: Viewer, caller: CallerIn, keyed: Once) 
             where="Cookie",
             remedy="revoke the token instead, or end a session: DELETE /v1/sessions/{session}",
         )
-    now = service.clock()
 
-    def change(connection: Connection) -> Answer:
+    def change(connection: Connection, now: float) -> Answer:
         return reply(
             SessionView.model_validate(sessions.end(connection, session, now)), headers={"Set-Cookie": FORGET_COOKIE}
         )

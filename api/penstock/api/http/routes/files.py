@@ -70,7 +70,7 @@ def export_checkpoint(
 
     The export runs in the background. The list of checkpoints shows its state, and its files become artifacts.
     """
-    root, now = run_folder(service.settings, job), service.clock()
+    root = run_folder(service.settings, job)
     known_checkpoint = next(
         (candidate for candidate in checkpoints(root) if (candidate.attempt, candidate.step) == (attempt, step)), None
     )
@@ -82,7 +82,7 @@ def export_checkpoint(
             remedy="list them with GET .../checkpoints",
         )
 
-    def change(connection: Connection) -> Answer:
+    def change(connection: Connection, now: float) -> Answer:
         jobs.add_event(connection, job.uid, "export", {"by": identity.name, "attempt": attempt, "step": step}, now)
         if not service.exports.start(root, attempt, step):
             retry = {"Retry-After": "30"}

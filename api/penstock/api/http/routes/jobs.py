@@ -87,9 +87,8 @@ class _Edit:
 
     def _answer(self, status: int, change: Change) -> Response:
         uid = self._service.read(lambda connection: jobs.find(connection, *self._place)).uid
-        now = self._service.clock()
 
-        def changed(connection: Connection) -> Answer:
+        def changed(connection: Connection, now: float) -> Answer:
             current = jobs.require_version(connection, uid, self._version)
             if current.deleted_at is not None:
                 raise jobs.NoSuchJobError("/".join(self._place))
@@ -121,12 +120,12 @@ def create(
             return on_cluster.propose(request, service, service.cluster, identity, job)
         return on_cluster.create(service, service.cluster, identity, keyed, job)
     service.read(lambda connection: require_acceptable(connection, settings.locations, identity, job))
-    uid, now, executor = str(uuid.uuid4()), service.clock(), settings.executor_for(job)
+    uid, executor = str(uuid.uuid4()), settings.executor_for(job)
 
-    def propose(connection: Connection) -> Answer:
+    def propose(connection: Connection, now: float) -> Answer:
         return reply(job_view(jobs.proposed(connection, job, uid, identity.name, now, executor)))
 
-    def change(connection: Connection) -> Answer:
+    def change(connection: Connection, now: float) -> Answer:
         made = jobs.create(connection, job, uid, identity.name, now, executor)
         place = f"/v1/jobs/{made.namespace}/{made.name}"
         return reply(job_view(made), 201, {"Location": place, "ETag": etag(made)})

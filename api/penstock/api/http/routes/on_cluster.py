@@ -49,10 +49,9 @@ def propose(request: Request, service: Service, member: Membership, identity: Id
     """Return the job as the cluster would accept it."""
     submitting.require_allowed(member.kube, job, member.instance.policy)
     item = submitting.submitted(member.kube, job, identity.name, None, dry_run=True)
-    cluster, now = member.mirror.cluster, service.clock()
 
-    def change(connection: Connection) -> Answer:
-        return reply(job_view(submitting.proposed(connection, item, cluster, identity.name, now)))
+    def change(connection: Connection, now: float) -> Answer:
+        return reply(job_view(submitting.proposed(connection, item, member.mirror.cluster, identity.name, now)))
 
     request.state.changed_nothing = True
     return write_once(service, "jobs", None, change)
@@ -127,8 +126,8 @@ def _changed(
     known = service.read(lambda connection: remembered(connection, keyed))
     if known is not None:
         return response_of(known)
-    item, now = change(), service.clock()
-    return write_once(service, item["metadata"]["uid"], keyed, lambda connection: keep(connection, item, now))
+    item = change()
+    return write_once(service, item["metadata"]["uid"], keyed, lambda connection, now: keep(connection, item, now))
 
 
 def _answer(stored: StoredJob, status: int, headers: Mapping[str, str] | None = None) -> Answer:

@@ -96,9 +96,9 @@ def ask(service: ServiceIn, identity: Editor, document: Document, keyed: Once) -
         locations = service.settings.locations
         service.read(lambda connection: require_acceptable(connection, locations, identity, plan_input.job))
     plan_input = _for_hardware(service, plan_input)
-    request, now = str(uuid.uuid4()), service.clock()
+    request = str(uuid.uuid4())
 
-    def change(connection: Connection) -> Answer:
+    def change(connection: Connection, now: float) -> Answer:
         _require_capacity(connection, plan_input.job.metadata.namespace, identity.name)
         made = plan_requests.create(connection, plan_input, request, identity.name, now)
         return reply(request_view(made, plan_input, None), 202, {"Location": f"/v1/plans/{made.id}"})

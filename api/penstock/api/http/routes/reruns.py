@@ -56,9 +56,9 @@ def retry(
     """
     if service.cluster is not None:
         return _retry_there(service, service.cluster, identity, (namespace, name), keyed, wanted)
-    uid, now, settings = str(uuid.uuid4()), service.clock(), service.settings
+    uid, settings = str(uuid.uuid4()), service.settings
 
-    def change(connection: Connection) -> Answer:
+    def change(connection: Connection, now: float) -> Answer:
         old = jobs.find(connection, namespace, name)
         _require_ended(old)
         begin = _begin(settings, old)
