@@ -99,23 +99,18 @@ class Lease:
     def _renew_or_take(self, now: float) -> float | None:
         """Renew or take the Lease. Return the time of the renewal; none if another service holds the Lease."""
         was_held = self.held
-        if not self._try(now):
-            return None
-        if not was_held:
-            self._begin()
-        return now
-
-    def _try(self, now: float) -> bool:
         lease = find(self._kube, LEASES, self._namespace, SERVICE_LEASE)
         if lease is not None and not self._is_free(lease, now):
-            return False
+            return None
         try:
             self._kube.write_lease(self._written(lease, holder=self._name))
         except KubeError as error:
             if error.status != 409:  # 409: another service was faster
                 raise
-            return False
-        return True
+            return None
+        if not was_held:
+            self._begin()
+        return now
 
     def _is_free(self, lease: Object, now: float) -> bool:
         version = str(lease["metadata"]["resourceVersion"])

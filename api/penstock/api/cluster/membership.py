@@ -95,7 +95,9 @@ class Following:
         with _surviving("renewal of the Lease"):
             self._lease.run_once()
         if self._lease.held and self._watcher is None:
-            self._watcher = self._new_watcher()
+            mirror = self._mirror
+            watched = Watched(resource=JOBS, replace=mirror.replace, put=mirror.put, remove=mirror.remove)
+            self._watcher = Watcher(self._kube, watched, self._namespace, self._clock)
             self._watcher.start()
         elif not self._lease.held:
             self._stop()
@@ -117,11 +119,6 @@ class Following:
         if self._watcher is not None:
             self._watcher.stop()
         self._watcher = None
-
-    def _new_watcher(self) -> Watcher:
-        mirror = self._mirror
-        watched = Watched(resource=JOBS, replace=mirror.replace, put=mirror.put, remove=mirror.remove)
-        return Watcher(self._kube, watched, self._namespace, self._clock)
 
 
 @contextmanager

@@ -101,11 +101,10 @@ class Batch:
             if record.profile is not None:
                 _check_profile(record.profile, f"records[{i}].profile")
             last = record.sequence
-        uid, attempt, source = identity
         return cls(
-            uid=uid,
-            attempt=attempt,
-            source=source,
+            uid=first.uid,
+            attempt=first.attempt,
+            source=first.source,
             received_at=received_at,
             records=tuple(records),
             namespace=namespace,
