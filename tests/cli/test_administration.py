@@ -70,9 +70,10 @@ def test_a_folder_without_a_service_is_said(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_old_schema_is_upgraded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_schema_is_upgraded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path
     engine = make_engine(parse_url(f"sqlite:///{folder / 'penstock.db'}"))
-    migrate.downgrade(engine, "base")
+    migrate.upgrade(engine, migrate.revisions()[0])
     engine.dispose()
     assert main(["token", "list", "--folder", str(folder)]) == 2
     assert "penstock database upgrade" in capsys.readouterr().err

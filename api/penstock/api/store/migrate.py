@@ -18,15 +18,6 @@ VERSION = table("alembic_version", column("version_num"))
 
 def upgrade(engine: Engine, revision: str = "head") -> None:
     """Upgrade the schema to ``revision``, in one transaction; a new database gets all tables."""
-    _migrate("upgrade", engine, revision)
-
-
-def downgrade(engine: Engine, revision: str) -> None:
-    """Downgrade the schema to ``revision``."""
-    _migrate("downgrade", engine, revision)
-
-
-def _migrate(direction: str, engine: Engine, revision: str) -> None:
     from alembic import command
     from alembic.config import Config
 
@@ -34,7 +25,7 @@ def _migrate(direction: str, engine: Engine, revision: str) -> None:
     config.set_main_option("script_location", str(FOLDER))
     with engine.connect().execution_options(writes=True) as connection, connection.begin():
         config.attributes["connection"] = connection
-        getattr(command, direction)(config, revision)
+        command.upgrade(config, revision)
 
 
 def current(engine: Engine) -> str | None:

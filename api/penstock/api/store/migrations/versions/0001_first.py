@@ -17,11 +17,6 @@ def upgrade() -> None:
     metadata.create_all(op.get_bind())
 
 
-def downgrade() -> None:
-    """Drop the tables."""
-    metadata.drop_all(op.get_bind())
-
-
 sa.Table(
     "audit",
     metadata,

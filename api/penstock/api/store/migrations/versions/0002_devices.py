@@ -12,8 +12,3 @@ down_revision = "0001"
 def upgrade() -> None:
     """Add the column; earlier attempts have no named devices."""
     op.add_column("attempts", sa.Column("devices", sa.JSON(), nullable=False, server_default="[]"))
-
-
-def downgrade() -> None:
-    """Drop the column."""
-    op.drop_column("attempts", "devices")

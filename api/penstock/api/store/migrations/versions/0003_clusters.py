@@ -14,7 +14,9 @@ LIVE = sa.text("deleted_at IS NULL")
 def upgrade() -> None:
     """Add the tables and columns; earlier jobs belong to no cluster."""
     op.add_column("jobs", sa.Column("cluster", sa.String(63), nullable=False, server_default=""))
-    _make_names_unique(["cluster", "namespace", "name"])
+    op.drop_index("uq_jobs_live", "jobs")
+    names = ["cluster", "namespace", "name"]
+    op.create_index("uq_jobs_live", "jobs", names, unique=True, sqlite_where=LIVE, postgresql_where=LIVE)
     op.add_column("attempts", sa.Column("last_checkpoint", sa.Integer()))
     op.create_table(
         "sightings",
@@ -35,18 +37,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("uid", "attempt", name="pk_measurements"),
     )
     op.create_index("ix_measurements_ref", "measurements", ["ref"])
-
-
-def downgrade() -> None:
-    """Delete jobs of clusters, and drop the tables and columns."""
-    op.drop_table("measurements")
-    op.drop_table("sightings")
-    op.drop_column("attempts", "last_checkpoint")
-    op.execute("DELETE FROM jobs WHERE cluster <> ''")
-    _make_names_unique(["namespace", "name"])
-    op.drop_column("jobs", "cluster")
-
-
-def _make_names_unique(columns: list[str]) -> None:
-    op.drop_index("uq_jobs_live", "jobs")
-    op.create_index("uq_jobs_live", "jobs", columns, unique=True, sqlite_where=LIVE, postgresql_where=LIVE)

@@ -15,9 +15,3 @@ def upgrade() -> None:
     """Add the column; remaining records of ended attempts are collected after the upgrade."""
     op.add_column("attempts", sa.Column("closed_at", sa.Double()))
     op.create_index("ix_attempts_open", "attempts", ["uid"], sqlite_where=OPEN, postgresql_where=OPEN)
-
-
-def downgrade() -> None:
-    """Drop the column."""
-    op.drop_index("ix_attempts_open", "attempts")
-    op.drop_column("attempts", "closed_at")

@@ -17,8 +17,3 @@ def upgrade() -> None:
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_epochs"),
     )
-
-
-def downgrade() -> None:
-    """Drop the table."""
-    op.drop_table("epochs")

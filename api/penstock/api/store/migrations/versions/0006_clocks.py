@@ -13,9 +13,3 @@ def upgrade() -> None:
     """Add the columns, empty for earlier failures."""
     op.add_column("jobs", sa.Column("failed_boot_id", sa.String(36)))
     op.add_column("jobs", sa.Column("failed_boottime", sa.Double()))
-
-
-def downgrade() -> None:
-    """Drop the columns."""
-    op.drop_column("jobs", "failed_boottime")
-    op.drop_column("jobs", "failed_boot_id")
