@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from penstock.api.schemas.jobs import SpeedView, speed_view
+from penstock.api.schemas.jobs import SpeedView
 from penstock.api.schemas.wire import Wire, instant, maybe
 from penstock.api.store.plan_requests import PlanInput, State, StoredRequest
 from penstock.api.store.profiles import StoredProfile
@@ -178,7 +178,19 @@ class ProfileView(ProfileRow):
 
 def request_row(stored: StoredRequest) -> PlanRequestRow:
     """Return the request's row in lists."""
-    return PlanRequestRow(**_request_fields(stored))
+    progress = Progress.from_manifest(stored.progress)
+    return PlanRequestRow(
+        id=stored.id,
+        namespace=stored.namespace,
+        name=stored.name,
+        state=stored.state,
+        created_by=stored.created_by,
+        created_at=instant(stored.created_at),
+        finished_at=maybe(stored.finished_at),
+        progress=SearchView.model_validate(progress),
+        error=None if not stored.error else MistakeView(**stored.error),
+        plan_digest=stored.plan_digest,
+    )
 
 
 def request_view(stored: StoredRequest, plan_input: PlanInput, plan: Plan | None) -> PlanRequestView:
@@ -187,7 +199,7 @@ def request_view(stored: StoredRequest, plan_input: PlanInput, plan: Plan | None
     cost = None if plan is None else cost_of(plan, spec, cluster)
     run_time = None if plan is None else run_time_of(plan, spec, cluster)
     return PlanRequestView(
-        **_request_fields(stored),
+        **request_row(stored).model_dump(by_alias=False),
         job=plan_input.job.to_manifest(),
         profile=plan_input.profile,
         cluster=None if plan_input.cluster is None else plan_input.cluster.to_manifest(),
@@ -197,39 +209,29 @@ def request_view(stored: StoredRequest, plan_input: PlanInput, plan: Plan | None
     )
 
 
-def _request_fields(stored: StoredRequest) -> dict[str, Any]:
-    progress = Progress.from_manifest(stored.progress)
-    return {
-        "id": stored.id,
-        "namespace": stored.namespace,
-        "name": stored.name,
-        "state": stored.state,
-        "created_by": stored.created_by,
-        "created_at": instant(stored.created_at),
-        "finished_at": maybe(stored.finished_at),
-        "progress": SearchView(
-            divisions=progress.divisions,
-            candidates=progress.candidates,
-            best=progress.best,
-            best_step_seconds=progress.best_step_seconds,
-            best_speed=speed_view(progress.best_speed),
-            change=progress.change,
-        ),
-        "error": None if not stored.error else MistakeView(**stored.error),
-        "plan_digest": stored.plan_digest,
-    }
-
-
 def profile_row(stored: StoredProfile, now: float) -> ProfileRow:
     """Return the profile's row in lists."""
-    return ProfileRow(**_profile_fields(stored, now))
+    age = now - stored.measured_at
+    return ProfileRow(
+        digest=stored.digest,
+        key=stored.key,
+        host=stored.host,
+        device=stored.device,
+        model_digest=stored.model_digest,
+        precision=stored.precision,
+        num_ranks=stored.num_ranks,
+        method=stored.method,
+        measured_at=instant(stored.measured_at),
+        age_seconds=age,
+        fresh=stored.newest and age <= OLDEST_SECONDS,
+    )
 
 
 def profile_view(stored: StoredProfile, profile: Profile, now: float) -> ProfileView:
     """Return the view of a profile."""
     links = profile.links
     return ProfileView(
-        **_profile_fields(stored, now),
+        **profile_row(stored, now).model_dump(by_alias=False),
         layers=[LayerView.model_validate(unit) for unit in profile.units],
         links=LinksView(
             latency_seconds=_matrix(links, profile.num_ranks, "latency_seconds"),
@@ -239,23 +241,6 @@ def profile_view(stored: StoredProfile, profile: Profile, now: float) -> Profile
         memory=MemoryView.model_validate(profile.memory),
         profile=profile.to_manifest(),
     )
-
-
-def _profile_fields(stored: StoredProfile, now: float) -> dict[str, Any]:
-    age = now - stored.measured_at
-    return {
-        "digest": stored.digest,
-        "key": stored.key,
-        "host": stored.host,
-        "device": stored.device,
-        "model_digest": stored.model_digest,
-        "precision": stored.precision,
-        "num_ranks": stored.num_ranks,
-        "method": stored.method,
-        "measured_at": instant(stored.measured_at),
-        "age_seconds": age,
-        "fresh": stored.newest and age <= OLDEST_SECONDS,
-    }
 
 
 def _matrix(links: tuple[LinkRecord, ...], num_ranks: int, name: str) -> Matrix:
