@@ -107,7 +107,8 @@ class Reporter:
         self._since = now - SLACK_SECONDS
         changed = [report for report in reported if _compared(report.progress) != _compared(self._current(report.uid))]
         ready = [report for report in changed if self._is_due(report, now)]
-        for report, succeeded in zip(ready, self._threads.map(self._report, ready), strict=True):
+        written = self._threads.map(lambda report: _succeeds(partial(self._write_one, report), report.name), ready)
+        for report, succeeded in zip(ready, written, strict=True):
             self._last[report.uid] = (now, report.progress if succeeded else self._current(report.uid))
         self._waiting = {report.uid for report in changed}
         self._last = {uid: last for uid, last in self._last.items() if now - last[0] < REMEMBERED_SECONDS}
@@ -127,9 +128,6 @@ class Reporter:
         tried_at, _ = self._last.get(report.uid, (-PAUSE_SECONDS, NOTHING))
         awaited = (new.attempt, new.epoch, new.profile_ref) != (known.attempt, known.epoch, known.profile_ref)
         return now - tried_at >= (RETRY_SECONDS if awaited or not report.running else PAUSE_SECONDS)
-
-    def _report(self, report: Report) -> bool:
-        return _succeeds(lambda: self._write_one(report), report.name)
 
     def _write_one(self, report: Report) -> None:
         """Write at the last observed version, or after a conflict at the current one if it is still the same job."""

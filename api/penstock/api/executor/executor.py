@@ -174,7 +174,8 @@ class Executor:
             try:
                 spec, process_state = self._spec(stored), None
             except UserError as mistake:
-                self._refuse(stored, mistake)
+                if not stored.phase.terminal:  # another version accepted the job, and this one does not
+                    self._fail(stored, "InvalidSpec", mistake)
                 return None
             with _surviving(stored):
                 process_state = self._supervisors.observe(self._folder(stored)) if stored.attempt else ProcessState()
@@ -182,11 +183,6 @@ class Executor:
                 key=stored.uid, record=stored, spec=spec, demand=demand_of(spec), process_state=process_state
             )
         return None
-
-    def _refuse(self, stored: StoredJob, mistake: UserError) -> None:
-        """Fail a job that another version accepted and this one does not, with the reason, unless it has ended."""
-        if not stored.phase.terminal:
-            self._fail(stored, "InvalidSpec", mistake)
 
     def _spec(self, stored: StoredJob) -> JobSpec:
         """Return the job's spec, from a cache: parsing specs would be most of the cost of a poll.
@@ -404,7 +400,8 @@ class Executor:
     def start(self, observed: _ObservedJob) -> None:
         """Write the job and start the attempt's supervisor, unless the attempt has one."""
         stored = observed.record
-        job = self._service.settings.locations.resolved(stored.job, readable=_is_readable)
+        # Any checkpoint to begin from is readable: that was checked at the submission.
+        job = self._service.settings.locations.resolved(stored.job, readable=lambda uid: True)
         root = self._root(stored)
         make_folder(root)
         write_atomically(root / "job.yaml", yamltext.dump(job.to_manifest()))
@@ -479,13 +476,6 @@ def _surviving(stored: StoredJob) -> Iterator[None]:
         log.exception(
             "job %s/%s (%s): reconcile failed; retrying at the next poll", stored.namespace, stored.name, stored.uid
         )
-
-
-def _is_readable(uid: str) -> bool:
-    """Whether the job may begin from a checkpoint of the job with that uid: always, because that was checked at its
-    submission.
-    """
-    return True
 
 
 def _mark(stored: StoredJob, process_state: ProcessState) -> tuple[int | None, float | None] | None:

@@ -66,10 +66,6 @@ def _speed(value: Callable[[Speed], float | None]) -> Value:
     return of_job
 
 
-def _last_report_at(job: JobSummary) -> float:
-    return max(job.reported_at or 0.0, job.phase_entered_at)
-
-
 GAUGES: Mapping[str, tuple[str, Value]] = {
     "step": ("Steps done", lambda job, _: job.step),
     "num_steps": ("Steps that the job is to take", lambda job, _: job.num_steps),
@@ -106,7 +102,7 @@ GAUGES: Mapping[str, tuple[str, Value]] = {
     ),
     "last_report_timestamp_seconds": (
         "When the ranks last reported, or began to run, while running",
-        _running(_last_report_at),
+        _running(lambda job: max(job.reported_at or 0.0, job.phase_entered_at)),
     ),
 }
 """Gauges of every unfinished job, as ``penstock_job_<name>``."""

@@ -86,16 +86,6 @@ def _steps(job: JobData) -> str:
     return f"{progress.step if progress else 0:,} of {job.stored.num_steps:,}"
 
 
-def _loss(job: JobData) -> str:
-    last = job.report.run.last("loss")
-    return f"{last.value:.3f}" if last else NOTHING
-
-
-def _throughput(job: JobData) -> str:
-    usual = job.report.run.tokens_per_second
-    return NOTHING if usual is None else f"{usual.value:,.0f} tokens/s"
-
-
 def _reported(of: Callable[[ReportData], V | None], text: Callable[[V], str]) -> Callable[[JobData], str]:
     """Return the text of a value in the report, where that has one."""
 
@@ -114,8 +104,8 @@ def _speed(of: Callable[[ReportData], float | None]) -> Callable[[JobData], str]
     return _reported(speed, lambda known: known.text)
 
 
-def _bubble(step: Timeline | Prediction | None) -> str:
-    return NOTHING if step is None or step.bubble is None else step.bubble.text
+def _bubble(of: Callable[[ReportData], Timeline | Prediction | None]) -> Callable[[JobData], str]:
+    return _reported(lambda report: step.bubble if (step := of(report)) else None, lambda bubble: bubble.text)
 
 
 def _microbatches(plan: Plan) -> str:
@@ -129,14 +119,14 @@ def _plan(text: Callable[[Plan], str]) -> Callable[[JobData], str]:
 
 RESULTS: dict[str, Callable[[JobData], str]] = {
     "steps": _steps,
-    "loss": _loss,
-    "throughput": _throughput,
+    "loss": _reported(lambda report: report.run.last("loss"), lambda last: f"{last.value:.3f}"),
+    "throughput": _reported(lambda report: report.run.tokens_per_second, lambda usual: f"{usual.value:,.0f} tokens/s"),
     "step, measured": _reported(measured_step_seconds, format_seconds),
     "step, predicted": _reported(predicted_step_seconds, format_seconds),
     "speed, measured": _speed(measured_step_seconds),
     "speed, predicted": _speed(predicted_step_seconds),
-    "bubble, measured": lambda job: _bubble(job.report.measured),
-    "bubble, predicted": lambda job: _bubble(job.report.plan.prediction if job.report.plan else None),
+    "bubble, measured": _bubble(lambda report: report.measured),
+    "bubble, predicted": _bubble(lambda report: report.plan.prediction if report.plan else None),
     "memory, measured": _reported(measured_peak_bytes, format_bytes),
     "memory, predicted": _reported(predicted_peak_bytes, format_bytes),
 }
