@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.cluster.kube import HttpCluster
+from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.lease import LEASE_SECONDS, Lease, micro_time
 from penstock.api.cluster.membership import Following
 from penstock.core.instants import parse_instant
@@ -30,7 +30,7 @@ class Leases:
     """Services that want the same Lease; seconds pass for all of them alike."""
 
     fake: FakeApiserver
-    kube: HttpCluster
+    kube: Cluster
     seconds: Clock = dataclasses.field(default_factory=lambda: Clock(0.0))
     clock: Clock = dataclasses.field(default_factory=Clock)
 
@@ -54,7 +54,7 @@ class Leases:
 @pytest.fixture
 def leases(fake: FakeApiserver) -> Iterator[Leases]:
     with served(fake) as client:
-        yield Leases(fake, HttpCluster(client))
+        yield Leases(fake, Cluster(client))
 
 
 class TestLease:

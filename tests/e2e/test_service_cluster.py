@@ -17,7 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
-from penstock.api.cluster.kube import HttpCluster
+from penstock.api.cluster.kube import Cluster as ServiceCluster
 from penstock.api.cluster.membership import Following, Membership, ServiceInstance, following, join
 from penstock.api.service import Service
 from penstock.core.records import Record, RecordKind
@@ -96,7 +96,7 @@ def member(
     opened = replace(new_service(tmp_path, clock=Clock()), clock=time.time)
     client = connect(16)
     instance = ServiceInstance(own_namespace=namespace, name=f"test-{os.getpid()}", namespace=namespace)
-    part = join(opened, HttpCluster(client), instance)
+    part = join(opened, ServiceCluster(client), instance)
     service = replace(opened, cluster=part)
     yield service, part
     service.close()

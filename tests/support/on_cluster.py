@@ -12,7 +12,7 @@ from kubernetes.client import ApiClient
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
-from penstock.api.cluster.kube import HttpCluster
+from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.membership import Membership, ServiceInstance, join
 from penstock.api.cluster.reporter import Reporter
 from penstock.api.service import Service
@@ -90,7 +90,7 @@ def on_cluster(
     """A service on that database and cluster; one of several on it if there is a client already."""
     with _client(fake, client) as connected:
         opened = new_service(folder, database, clock)
-        kube = HttpCluster(connected)
+        kube = Cluster(connected)
         member = join(opened, kube, ServiceInstance(own_namespace=OWN_NAMESPACE, name="one"))
         service = replace(opened, cluster=member)
         reporter = Reporter(service, kube, member.mirror)

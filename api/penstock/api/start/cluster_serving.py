@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.api.cluster.kube import HttpCluster
+from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.membership import Following, ServiceInstance, following, join
 from penstock.api.executor.plan_queue import MOST_SECONDS, PlanQueue
 from penstock.api.service import Service
@@ -48,7 +48,7 @@ def serve_cluster(
     Raises:
         UserError: there is no Kubernetes configuration, the cluster does not answer, or a setting is invalid.
     """
-    kube, instance = HttpCluster(connect(NUM_CONNECTIONS)), service_instance(settings, namespace, os.environ)
+    kube, instance = Cluster(connect(NUM_CONNECTIONS)), service_instance(settings, namespace, os.environ)
     if policy is not None:
         instance = replace(instance, policy=read_policy(policy))
 
