@@ -105,12 +105,13 @@ class Pods:
 
     def _job_of(self, pod: Object, namespace: str) -> tuple[str, str] | None:
         """Return name and uid of the PipelineJob, if the uid of every owner in between matches."""
-        current: Object | None = pod
+        current = pod
         for kind, group, resource in ABOVE:
             owner = _owner(current, kind, group)
-            current = find(self._kube, resource, namespace, owner["name"]) if owner else None
-            if owner is None or current is None or current["metadata"]["uid"] != owner["uid"]:
+            owning = find(self._kube, resource, namespace, owner["name"]) if owner else None
+            if owner is None or owning is None or owning["metadata"]["uid"] != owner["uid"]:
                 return None
+            current = owning
         job = _owner(current, JOB_KIND, GROUP)
         return None if job is None else (job["name"], job["uid"])
 
