@@ -219,7 +219,7 @@ def test_both_clients_send_the_same_request(service: Service, name: str) -> None
 
 def test_both_clients_have_the_same_methods() -> None:
     methods, awaited = (
-        {name: value for name, value in vars(cls).items() if not name.startswith("_")} for cls in (Client, AsyncClient)
+        {name: getattr(cls, name) for name in dir(cls) if not name.startswith("_")} for cls in (Client, AsyncClient)
     )
     assert methods.keys() == awaited.keys()
     assert methods.keys() - SENT.keys() == {"jobs", "download", "listen", "follow", "wait", "follow_plan", "send"}

@@ -169,17 +169,17 @@ def test_a_service_that_stays_away_is_told(target: Target) -> None:
     ],
 )
 def test_lines_of_a_stream(lines: list[str], kind: str, data: Any) -> None:
-    stream = EventStream()
+    stream = EventStream("http://here")
     *before, last = [stream.parse_line(line) for line in lines]
     assert (set(before), last) == ({None}, Message(kind, data))
 
 
 def test_a_stream_says_when_to_come_again_and_after_what() -> None:
-    stream = EventStream()
+    stream = EventStream("http://here")
     for line in ("retry: 700", "id: 12", "data: 1", ""):
         stream.parse_line(line)
     assert stream.headers()["Last-Event-ID"] == "12"
-    assert stream.pause_after(None, None) == 0.7
+    assert stream.retry_seconds == 0.7
     for line in ("data: {half a mess",):
         stream.parse_line(line)
     stream.headers()

@@ -27,7 +27,7 @@ from penstock.api.start.accepting import most_connections
 from penstock.api.start.server import MOST_HEAD_BYTES, Server, check_tls, tls_of
 from penstock.api.store import audit, jobs
 from penstock.client import Client, ServiceError, Target
-from penstock.client.trust import trusted
+from penstock.client.config import trusted
 from penstock.core.errors import UserError
 from tests.support.certificates import certificate
 from tests.support.listening import PATIENCE_SECONDS, answering, bearer

@@ -94,7 +94,7 @@ class _Connection:
 def _client(address: Address) -> httpx.Client:
     import httpx
 
-    from penstock.client.trust import trusted
+    from penstock.client.config import trusted
 
     verify = trusted(Path(address.ca_file) if address.ca_file else None)
     timeout = httpx.Timeout(TIMEOUT_SECONDS)

@@ -7,8 +7,8 @@
 `AsyncClient` has the same methods as coroutines.
 """
 
-from penstock.client.asynchronous import AsyncClient
 from penstock.client.calls import Past, Place
+from penstock.client.clients import AsyncClient, Client
 from penstock.client.config import Target, target
 from penstock.client.listening import Message
 from penstock.client.planning import PlanRequest, ProfileEntry
@@ -24,7 +24,6 @@ from penstock.client.run_types import (
     SampledStep,
     Series,
 )
-from penstock.client.sync import Client
 from penstock.client.types import Event, Job, LoginLink, Progress, ServiceError, Status, Version
 
 __all__ = [

@@ -5,12 +5,13 @@ Nothing is sent here. For most functions the clients have a method with the same
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
+
+import httpx
 
 from penstock.client.run_types import (
     Artifact,
@@ -27,9 +28,6 @@ from penstock.core.job import PipelineJob
 T = TypeVar("T")
 A = TypeVar("A", bound=KnownFields)
 
-JSON = {"Content-Type": "application/json"}
-"""Headers of a request with a body."""
-
 MOST_LINES = 2_000
 """Log lines that one call returns by default, and at most."""
 MOST_POINTS = 500
@@ -45,13 +43,13 @@ idempotency key.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[T]):
-    """One request; ``read`` converts its JSON answer."""
+    """One request, with ``json`` as its body; ``read`` converts its JSON answer."""
 
     method: str
     path: str
     read: Callable[[Any], T]
     query: Mapping[str, Any] = field(default_factory=dict)
-    body: bytes | None = None
+    json: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -88,9 +86,14 @@ Readable = Place | Past
 
 def submit(job: PipelineJob, *, dry_run: bool = False) -> Call[Job]:
     """Submit a job; a dry run returns the job that would be created, and creates nothing."""
-    body, query = json.dumps(job.to_manifest()).encode(), {"dryRun": True} if dry_run else {}
-    headers = {**JSON, **of_change()}
-    return Call(method="POST", path="/v1/jobs", read=Job.from_manifest, query=query, body=body, headers=headers)
+    return Call(
+        method="POST",
+        path="/v1/jobs",
+        read=Job.from_manifest,
+        query={"dryRun": True} if dry_run else {},
+        json=job.to_manifest(),
+        headers=of_change(),
+    )
 
 
 def of_change(etag: str | None = None) -> Mapping[str, str]:
@@ -107,8 +110,12 @@ def get(place: Readable) -> Call[Job]:
 
 def page(query: Mapping[str, Any]) -> Call[Page]:
     """Get one page of the jobs of a query."""
-    given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
-    return Call(method="GET", path="/v1/jobs", read=Page.from_manifest, query=given)
+    return Call(method="GET", path="/v1/jobs", read=Page.from_manifest, query=given(**query))
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """Return the fields that have a value."""
+    return {name: value for name, value in fields.items() if value not in (None, "", [], ())}
 
 
 def suspend(place: Place, *, etag: str | None = None) -> Call[Job]:
@@ -134,8 +141,8 @@ def events(place: Readable, after: int = 0) -> Call[tuple[Event, ...]]:
 
 def retry(place: Place, name: str | None = None) -> Call[Job]:
     """Create a new job from one that has ended; it continues from the newest checkpoint."""
-    body, headers = json.dumps({} if name is None else {"name": name}).encode(), {**JSON, **of_change()}
-    return Call(method="POST", path=f"{place.path}/retry", read=Job.from_manifest, body=body, headers=headers)
+    body = {} if name is None else {"name": name}
+    return Call(method="POST", path=f"{place.path}/retry", read=Job.from_manifest, json=body, headers=of_change())
 
 
 def reproduce(place: Readable) -> Call[Reproduction]:
@@ -145,8 +152,7 @@ def reproduce(place: Readable) -> Call[Reproduction]:
 
 def logs(place: Readable, *, rank: int | None = None, cursor: str = "", tail: int | None = None) -> Call[LinePage]:
     """Return log lines: the first ones after the cursor, or the last ``tail`` ones."""
-    fields = {"rank": rank, "cursor": cursor or None, "tail": tail is not None or None, "limit": tail or MOST_LINES}
-    query = {name: value for name, value in fields.items() if value is not None}
+    query = given(rank=rank, cursor=cursor, tail=tail is not None or None, limit=tail or MOST_LINES)
     return Call(method="GET", path=f"{place.path}/logs", read=LinePage.from_manifest, query=query)
 
 
@@ -208,8 +214,42 @@ def login_link(server: str) -> Call[LoginLink]:
     )
 
 
-def refusal(status: int, document: Any) -> ServiceError:
+FAILURES = (httpx.TransportError, httpx.HTTPStatusError)
+"""The errors of a request without an answer, and with an answer other than success."""
+
+
+@dataclass
+class Retries:
+    """Tries of a request to ``server``, and the number of those that failed in a row."""
+
+    server: str
+    failures: int = field(default=0, init=False)
+
+    def pause_after(self, failure: httpx.TransportError | httpx.HTTPStatusError) -> float:
+        """Return the seconds until the next try: the service's Retry-After, at most 60, else 0.2, 0.4, ... 3.2.
+
+        Raises:
+            ServiceError: the failure, if a retry would not change it, or after too many tries.
+        """
+        self.failures += 1
+        if isinstance(failure, httpx.HTTPStatusError):
+            problem, retry_after = _refusal(failure.response), failure.response.headers.get("retry-after", "")
+        else:
+            problem, retry_after = _unreachable(self.server, str(failure)), ""
+        if problem.status not in TRY_AGAIN or self.failures >= MOST_TRIES:
+            raise problem from failure
+        if retry_after.isdecimal():
+            return float(min(int(retry_after), 60))
+        return float(min(FIRST_PAUSE_SECONDS * 2 ** (self.failures - 1), LONGEST_PAUSE_SECONDS))
+
+
+def _refusal(answer: httpx.Response) -> ServiceError:
     """Return the error of a problem document, or of an answer that is not one."""
+    status = answer.status_code
+    try:
+        document = answer.json()
+    except ValueError:
+        document = None
     if not isinstance(document, Mapping):
         return ServiceError(status=status, kind="unknown", detail=f"the service answered {status} without a reason")
     return ServiceError(
@@ -221,8 +261,7 @@ def refusal(status: int, document: Any) -> ServiceError:
     )
 
 
-def unreachable(server: str, reason: str) -> ServiceError:
-    """Return the error of a service that does not answer."""
+def _unreachable(server: str, reason: str) -> ServiceError:
     return ServiceError(
         status=0,
         kind="unreachable",
@@ -230,16 +269,3 @@ def unreachable(server: str, reason: str) -> ServiceError:
         where="--server",
         remedy="start it with penstock serve, or name another",
     )
-
-
-def pause_before(tries: int, problem: ServiceError, retry_after: str | None) -> float:
-    """Return the seconds before the next try: the service's Retry-After, at most 60, else 0.2, 0.4, ... 3.2.
-
-    Raises:
-        ServiceError: the problem, if a retry would not change it, or after too many tries.
-    """
-    if problem.status not in TRY_AGAIN or tries >= MOST_TRIES:
-        raise problem
-    if retry_after is not None and retry_after.isdecimal():
-        return float(min(int(retry_after), 60))
-    return float(min(FIRST_PAUSE_SECONDS * 2 ** (tries - 1), LONGEST_PAUSE_SECONDS))

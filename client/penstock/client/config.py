@@ -1,7 +1,10 @@
-"""Choice of the service and its token: from an argument, the environment, or the file that `penstock serve` writes."""
+"""Choice of the service, its token and the certificates to trust: from an argument, the environment, or the file that
+`penstock serve` writes.
+"""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,3 +62,20 @@ def _read(path: Path) -> dict[str, str]:
         remedy = "fix or delete it; penstock token create makes a new token"
         raise UserError(what=f"cannot be read: {error}", where=str(path), remedy=remedy) from None
     return document if isinstance(document, dict) else {}
+
+
+def trusted(ca: Path | None) -> ssl.SSLContext | bool:
+    """Trust only the certificates in the file, regardless of their issuers; without a file, those of httpx.
+
+    Raises:
+        UserError: the file does not exist, or contains no certificate.
+    """
+    if ca is None:
+        return True
+    try:
+        context = ssl.create_default_context(cafile=str(ca))
+    except OSError as error:
+        remedy = "set it to a PEM file with the certificate of the service or of its authority"
+        raise UserError(what=f"cannot be read: {error}", where=f"PENSTOCK_CA {ca}", remedy=remedy) from None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context

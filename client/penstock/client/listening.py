@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.client.calls import Readable, pause_before
+from penstock.client.calls import Readable, Retries
 from penstock.client.types import ServiceError
 
 MEDIA_TYPE = "text/event-stream"
@@ -26,12 +26,14 @@ class Message:
 
 
 @dataclass
-class EventStream:
-    """One stream over any number of connections; every event is delivered once."""
+class EventStream(Retries):
+    """One stream over any number of connections; every event is delivered once.
+
+    ``retry_seconds`` is the pause after a connection that the service ended.
+    """
 
     last_event: str | None = None
     retry_seconds: float = RETRY_SECONDS
-    _failures: int = 0
     _fields: dict[str, str] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
@@ -46,18 +48,11 @@ class EventStream:
             self._fields[name] = value.removeprefix(" ")
             return None
         fields, self._fields = self._fields, {}
-        self._failures = 0
+        self.failures = 0
         self.last_event = fields.get("id", self.last_event)
         if fields.get("retry", "").isdecimal():
             self.retry_seconds = int(fields["retry"]) / 1000
         return Message(fields.get("event", "message"), json.loads(fields["data"])) if "data" in fields else None
-
-    def pause_after(self, problem: ServiceError | None, hint: str | None) -> float:
-        """Seconds until the next connection; raises the problem once there were tries enough."""
-        if problem is None:
-            return self.retry_seconds
-        self._failures += 1
-        return pause_before(self._failures, problem, hint)
 
 
 def stream_path(place: Readable | None) -> str:
@@ -66,12 +61,11 @@ def stream_path(place: Readable | None) -> str:
 
 
 @dataclass
-class Downloading:
+class Download(Retries):
     """One download over any number of connections, each of which continues where the last one broke."""
 
     got_bytes: int = 0
     tag: str = ""
-    _failures: int = 0
 
     def headers(self) -> dict[str, str]:
         """Headers of the next request."""
@@ -89,10 +83,5 @@ class Downloading:
     def take(self, chunk: bytes) -> bytes:
         """Count and return a piece that was received."""
         self.got_bytes += len(chunk)
-        self._failures = 0
+        self.failures = 0
         return chunk
-
-    def pause_after(self, problem: ServiceError, hint: str | None) -> float:
-        """Seconds until the next connection; raises the problem once there were tries enough."""
-        self._failures += 1
-        return pause_before(self._failures, problem, hint)

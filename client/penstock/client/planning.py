@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from penstock.client.calls import JSON, Call, items_of, of_change
+from penstock.client.calls import Call, given, items_of, of_change
 from penstock.client.types import KnownFields
 from penstock.core.cluster import ClusterSpec
 from penstock.core.job import PipelineJob
@@ -94,17 +93,14 @@ def plan(
     With ``what_if`` changed jobs and hardware are planned as well: the plan's explanation has the gain of each. With
     ``frontier`` it also has the plans, on all or fewer devices, for which no other one is both as fast and as cheap.
     """
-    body: dict[str, Any] = {"job": job.to_manifest()}
-    if cluster is not None:
-        body["cluster"] = cluster.to_manifest()
-    if profile is not None:
-        body["profile"] = profile
-    if what_if:
-        body["whatIf"] = True
-    if frontier:
-        body["frontier"] = True
-    headers, read = {**JSON, **of_change()}, PlanRequest.from_manifest
-    return Call(method="POST", path="/v1/plans", read=read, body=json.dumps(body).encode(), headers=headers)
+    body = given(
+        job=job.to_manifest(),
+        cluster=None if cluster is None else cluster.to_manifest(),
+        profile=profile,
+        whatIf=what_if or None,
+        frontier=frontier or None,
+    )
+    return Call(method="POST", path="/v1/plans", read=PlanRequest.from_manifest, json=body, headers=of_change())
 
 
 def planned(request: str) -> Call[PlanRequest]:
@@ -114,13 +110,7 @@ def planned(request: str) -> Call[PlanRequest]:
 
 def plans(**query: Any) -> Call[tuple[PlanRequest, ...]]:
     """Return the newest plan requests (namespace, limit), newest first."""
-    given = {name: value for name, value in query.items() if value is not None}
-    return Call(
-        method="GET",
-        path="/v1/plans",
-        read=items_of(PlanRequest),
-        query=given,
-    )
+    return Call(method="GET", path="/v1/plans", read=items_of(PlanRequest), query=given(**query))
 
 
 def cancel_plan(request: str) -> Call[PlanRequest]:
@@ -130,11 +120,7 @@ def cancel_plan(request: str) -> Call[PlanRequest]:
 
 def profiles() -> Call[tuple[ProfileEntry, ...]]:
     """Return all profiles, newest first."""
-    return Call(
-        method="GET",
-        path="/v1/profiles",
-        read=items_of(ProfileEntry),
-    )
+    return Call(method="GET", path="/v1/profiles", read=items_of(ProfileEntry))
 
 
 def profile(digest: str) -> Call[Profile]:
