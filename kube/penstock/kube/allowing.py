@@ -9,7 +9,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.job_policy import JobPolicy, refers_to_secrets, refusals
 from penstock.kube.resources import NAMESPACES
-from penstock.kube.transport import Reads, find
+from penstock.kube.transport import Reads, unless_missing
 
 
 def read_policy(path: Path) -> JobPolicy:
@@ -34,5 +34,5 @@ def refusals_on(cluster: Reads, job: PipelineJob, policy: JobPolicy) -> list[Use
 
 def _labels(cluster: Reads, namespace: str) -> dict[str, str]:
     """The labels of a namespace; none if it does not exist."""
-    item = find(cluster, NAMESPACES, "", namespace)
-    return dict(item["metadata"].get("labels") or {}) if item is not None else {}
+    existing = unless_missing(cluster.get, NAMESPACES, "", namespace)
+    return {} if existing is None else dict(existing["metadata"].get("labels") or {})

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import urlencode
 
 from kubernetes.client import ApiClient
@@ -18,6 +18,9 @@ from urllib3.exceptions import HTTPError
 
 from penstock.core.errors import PenstockError
 from penstock.kube.resources import Resource
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 REQUEST = Timeout(connect=5.0, read=20.0)
 WATCH_SECONDS = 60
@@ -83,14 +86,14 @@ class Reads(Protocol):
         """Read the current object; raises `KubeError`."""
 
 
-def find(cluster: Reads, resource: Resource, namespace: str, name: str) -> Object | None:
-    """Return the current object; none if it does not exist. Raises `KubeError` for any other failure."""
+def unless_missing(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Call a cluster; return the answer, or none if the object or its kind does not exist."""
     try:
-        return cluster.get(resource, namespace, name)
+        return call(*args, **kwargs)
     except KubeError as error:
-        if not error.is_missing:
-            raise
-        return None
+        if error.is_missing:
+            return None
+        raise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

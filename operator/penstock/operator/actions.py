@@ -37,7 +37,7 @@ from penstock.kube.names import (
 from penstock.kube.owners import controller
 from penstock.kube.packing import unpacked, unpacked_plan
 from penstock.kube.resources import BATCH_JOBS, CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, PODS
-from penstock.kube.transport import KubeError, Object
+from penstock.kube.transport import KubeError, Object, unless_missing
 from penstock.operator import manifests
 from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.grace import grace_seconds
@@ -50,6 +50,22 @@ log = logging.getLogger(__name__)
 
 MAX_PARALLEL_ANNOTATIONS = 8
 """Pods of a job that are annotated at the same time. A hundred pods, one after the other, would take a second."""
+
+
+IsOf = Callable[[Object, str], bool]
+"""Whether the job with that uid has the object."""
+
+
+def _is_of(owned: Object, job_uid: str) -> bool:
+    """Whether the operator created the object for the job: the job controls it, and its label has the job's uid."""
+    labels = owned["metadata"].get("labels", {})
+    return labels.get(UID_LABEL) == job_uid and controller(owned, JOB_KIND, GROUP)[1] == job_uid
+
+
+def _may_be_its_measurement(owned: Object, job_uid: str) -> bool:
+    """Whether the job owns the object. The service of 0.1.0 made the job an owner, but not the controller."""
+    owners = {owner["uid"] for owner in owned["metadata"].get("ownerReferences") or ()}
+    return owned["metadata"].get("labels", {}).get(UID_LABEL) == job_uid and job_uid in owners
 
 
 class Actions:
@@ -81,13 +97,8 @@ class Actions:
 
     def refresh(self, snapshot: JobSnapshot) -> JobSnapshot | None:
         """Read the job from the cluster into the cache; none if it is gone."""
-        try:
-            current = self._kube.get(JOBS, snapshot.namespace, snapshot.name)
-        except KubeError as error:
-            if not error.is_missing:
-                raise
-            current = {"metadata": {"uid": ""}}
-        if current["metadata"]["uid"] != snapshot.uid:
+        current = unless_missing(self._kube.get, JOBS, snapshot.namespace, snapshot.name)
+        if current is None or current["metadata"]["uid"] != snapshot.uid:
             self._cache.remove_job(snapshot.uid)
             return None
         return self._cache.put_job(current)
@@ -110,13 +121,8 @@ class Actions:
         """Raise `UserError` if the pods of ``ranks`` ranks could not share their output."""
 
         def modes(claim: str) -> Sequence[str] | None:
-            try:
-                volume_claim = self._kube.get(CLAIMS, job.metadata.namespace, claim)
-            except KubeError as error:
-                if error.is_missing:
-                    return None
-                raise
-            return [str(mode) for mode in volume_claim["spec"].get("accessModes", ())]
+            existing = unless_missing(self._kube.get, CLAIMS, job.metadata.namespace, claim)
+            return None if existing is None else [str(mode) for mode in existing["spec"].get("accessModes", ())]
 
         require_shared_output(job, manifests.num_pods(job, ranks), modes)
 
@@ -155,10 +161,10 @@ class Actions:
                 raise
         return self._kube.get(KINDS[manifest["kind"]], metadata["namespace"], metadata["name"])
 
-    def _make_own(self, manifest: Mapping[str, Any]) -> Object:
+    def _make_own(self, manifest: Mapping[str, Any], is_of: IsOf = _is_of) -> Object:
         """Like `_make`, but raise `KubeError` if an existing object of that name is not the job's."""
         existing, expected = self._make(manifest), manifest["metadata"]
-        if _is_of(existing, expected["labels"][UID_LABEL]):
+        if is_of(existing, expected["labels"][UID_LABEL]):
             return existing
         what = f"{manifest['kind']} {expected['name']} belongs to something else; remove it, or rename the job"
         raise KubeError(409, "NameTaken", what)
@@ -169,18 +175,12 @@ class Actions:
             if jobset.attempt < attempt:
                 self._kube.delete(JOBSETS, namespace, jobset.name, jobset.uid)
         if attempt > 1:
-            self._forget_config_map(job, attempt - 1)
+            self._forget_config_map(job, attempt_name(job.metadata.name, attempt - 1), _is_of)
 
-    def _forget_config_map(self, job: PipelineJob, attempt: int) -> None:
-        namespace, name = job.metadata.namespace, attempt_name(job.metadata.name, attempt)
-        try:
-            existing = self._kube.get(CONFIG_MAPS, namespace, name)
-        except KubeError as error:
-            if not error.is_missing:
-                raise
-            return
-        if _is_of(existing, job.metadata.uid):
-            self._kube.delete(CONFIG_MAPS, namespace, name, existing["metadata"]["uid"])
+    def _forget_config_map(self, job: PipelineJob, name: str, is_of: IsOf) -> None:
+        existing = unless_missing(self._kube.get, CONFIG_MAPS, job.metadata.namespace, name)
+        if existing is not None and is_of(existing, job.metadata.uid):
+            self._kube.delete(CONFIG_MAPS, job.metadata.namespace, name, existing["metadata"]["uid"])
 
     def end_attempt(self, snapshot: JobSnapshot) -> None:
         """Delete the newest attempt's JobSet, and with it its pods."""
@@ -232,12 +232,10 @@ class Actions:
 
     def published_plan(self, job: PipelineJob, attempt: int) -> Plan | None:
         """Return the plan in the attempt's ConfigMap; none if it is missing or cannot be read."""
+        name = attempt_name(job.metadata.name, attempt)
+        existing = unless_missing(self._kube.get, CONFIG_MAPS, job.metadata.namespace, name)
         try:
-            existing = self._kube.get(CONFIG_MAPS, job.metadata.namespace, attempt_name(job.metadata.name, attempt))
-            return unpacked_plan(existing.get("binaryData", {}))
-        except KubeError as error:
-            if not error.is_missing:
-                raise
+            return unpacked_plan(existing.get("binaryData", {})) if existing is not None else None
         except (UnpackError, UserError) as error:
             log.warning(
                 "job %s/%s: the published plan of attempt %d cannot be read, so it is computed again: %s",
@@ -250,21 +248,15 @@ class Actions:
 
     def keep_profile(self, job: PipelineJob, attempt: int, profile: Profile) -> str:
         """Create the ConfigMap with the profile of an attempt, unless it exists; return its name."""
-        manifest = manifests.measurement(job, attempt, profile)
-        existing, name = self._make(manifest), str(manifest["metadata"]["name"])
-        if not _may_be_its_measurement(existing, job.metadata.uid):
-            what = f"ConfigMap {name} belongs to something else; remove it, or rename the job"
-            raise KubeError(409, "NameTaken", what)
-        return name
+        kept = self._make_own(manifests.measurement(job, attempt, profile), _may_be_its_measurement)
+        return str(kept["metadata"]["name"])
 
     def forget_profile(self, job: PipelineJob, name: str) -> None:
         """Delete the ConfigMap with one of the job's measurements. If that is refused, the cluster deletes it with the
         job.
         """
         try:
-            existing = self._kube.get(CONFIG_MAPS, job.metadata.namespace, name)
-            if _may_be_its_measurement(existing, job.metadata.uid):
-                self._kube.delete(CONFIG_MAPS, job.metadata.namespace, name, existing["metadata"]["uid"])
+            self._forget_config_map(job, name, _may_be_its_measurement)
         except KubeError as error:
             if not error.is_refusal:
                 raise
@@ -288,18 +280,6 @@ class Actions:
         except (UnpackError, UserError) as error:
             why = str(error).partition("\n")[0]
             raise UserError(what=f"holds no measurement: {why}", where=where, remedy=remedy) from None
-
-
-def _is_of(owned: Object, job_uid: str) -> bool:
-    """Whether the operator created the object for the job: the job controls it, and its label has the job's uid."""
-    labels = owned["metadata"].get("labels", {})
-    return labels.get(UID_LABEL) == job_uid and controller(owned, JOB_KIND, GROUP)[1] == job_uid
-
-
-def _may_be_its_measurement(owned: Object, job_uid: str) -> bool:
-    """Whether the job owns the object. The service of 0.1.0 made the job an owner, but not the controller."""
-    owners = {owner["uid"] for owner in owned["metadata"].get("ownerReferences") or ()}
-    return owned["metadata"].get("labels", {}).get(UID_LABEL) == job_uid and job_uid in owners
 
 
 def _without_jobsets(error: KubeError) -> KubeError:

@@ -20,8 +20,8 @@ from penstock.core.profile import Profile
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus
 from penstock.kube.names import API_VERSION, JOB_KIND, PROFILE_FILE, PROFILE_KIND
 from penstock.kube.packing import packed
-from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, JOBS, Resource
-from penstock.kube.transport import KubeError, Object
+from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, JOBS
+from penstock.kube.transport import KubeError, Object, unless_missing
 from penstock.operator.actions import Actions
 from penstock.operator.cache import Cache
 from penstock.operator.kube import Kube
@@ -39,12 +39,10 @@ class ClusterProfiles:
 
     def reconcile_all(self) -> None:
         """Reconcile every profile, and cache those that jobs may use."""
-        try:
-            objects = self._kube.list(CLUSTER_PROFILES).objects
-        except KubeError as error:
-            if not error.is_missing:  # a cluster without the CRD has none
-                raise
-            return
+        listing = unless_missing(self._kube.list, CLUSTER_PROFILES)
+        if listing is None:
+            return  # the cluster does not have the CRD
+        objects = listing.objects
         known = [status for status in map(_status, objects) if status.profile_key]
         self._cache.set_shared_profiles({status.profile_key: status.profile_ref for status in known})
         for item in objects:
@@ -73,7 +71,7 @@ class ClusterProfiles:
             self._write_status(item, status, "InvalidSpec", str(mistake))
             return
         job = measuring_job(profile, self._namespace)
-        there = self._get(JOBS, job.metadata.name)
+        there = unless_missing(self._kube.get, JOBS, self._namespace, job.metadata.name)
         is_own = there is not None and _owner(there) == item["metadata"]["uid"]
         if self._is_fresh(item, profile, status):
             if is_own:
@@ -115,7 +113,7 @@ class ClusterProfiles:
 
     def _keep(self, item: Object, name: str, measured: Profile, key: str) -> None:
         """Write the measurement first, then the status; the job is deleted at the next reconcile."""
-        there = self._get(CONFIG_MAPS, name)
+        there = unless_missing(self._kube.get, CONFIG_MAPS, self._namespace, name)
         if there is not None and _owner(there) != item["metadata"]["uid"]:
             message = f"ConfigMap {self._namespace}/{name} belongs to something else; remove it, or rename the profile"
             self._write_status(item, _status(item), "NameTaken", message)
@@ -144,22 +142,11 @@ class ClusterProfiles:
         """Whether the ConfigMap exists. Also true if it may not be read: another operator handles its namespace."""
         namespace, _, name = ref.partition("/")
         try:
-            self._kube.get(CONFIG_MAPS, namespace, name)
+            return unless_missing(self._kube.get, CONFIG_MAPS, namespace, name) is not None
         except KubeError as error:
-            is_foreign = error.status == 403 and namespace != self._namespace
-            if not error.is_missing and not is_foreign:
-                raise
-            return is_foreign
-        return True
-
-    def _get(self, resource: Resource, name: str) -> Object | None:
-        """The object of that name where profiles are measured; None if there is none."""
-        try:
-            return self._kube.get(resource, self._namespace, name)
-        except KubeError as error:
-            if not error.is_missing:
-                raise
-            return None
+            if error.status == 403 and namespace != self._namespace:
+                return True
+            raise
 
     def _remove(self, job: Object | None) -> None:
         if job is not None and "deletionTimestamp" not in job["metadata"]:

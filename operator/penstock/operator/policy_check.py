@@ -13,7 +13,7 @@ from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.kube.allowing import refusals_on
 from penstock.kube.resources import CLUSTER_PROFILES, JOBS
-from penstock.kube.transport import KubeError, Object
+from penstock.kube.transport import unless_missing
 from penstock.operator.cache import job_snapshot
 from penstock.operator.cluster_profiles import read_profile
 from penstock.operator.kube import Kube
@@ -52,18 +52,10 @@ def _unfinished(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]
 
 def _measuring(kube: Kube, namespace: str) -> Iterator[tuple[str, PipelineJob]]:
     """The jobs that measure for ClusterProfiles. Profiles that cannot be read are left out: their status says why."""
-    for item in _profiles(kube):
+    listing = unless_missing(kube.list, CLUSTER_PROFILES)  # none in a cluster without the CRD
+    for item in listing.objects if listing is not None else ():
         try:
             profile = read_profile(item)
         except UserError:
             continue
         yield f"ClusterProfile {profile.metadata.name}", measuring_job(profile, namespace)
-
-
-def _profiles(kube: Kube) -> tuple[Object, ...]:
-    try:
-        return tuple(kube.list(CLUSTER_PROFILES).objects)
-    except KubeError as error:
-        if not error.is_missing:  # a cluster without the CRD has none
-            raise
-        return ()

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.api.cluster.kube import Cluster
 from penstock.kube.names import SERVICE_LEASE
 from penstock.kube.resources import LEASES
-from penstock.kube.transport import KubeError, Object, find
+from penstock.kube.transport import KubeError, Object, unless_missing
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Lease:
     def _renew_or_take(self, now: float) -> float | None:
         """Renew or take the Lease. Return the time of the renewal; none if another service holds the Lease."""
         was_held = self.held
-        lease = find(self._kube, LEASES, self._namespace, SERVICE_LEASE)
+        lease = unless_missing(self._kube.get, LEASES, self._namespace, SERVICE_LEASE)
         if lease is not None and not self._is_free(lease, now):
             return None
         try:

@@ -71,7 +71,7 @@ from penstock.core.status import JobProgress
 from penstock.kube.names import attempt_name
 from penstock.kube.packing import unpacked_plan
 from penstock.kube.resources import CONFIG_MAPS, JOBS
-from penstock.kube.transport import Listing, Object, find
+from penstock.kube.transport import Listing, Object, unless_missing
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Mirror:
 
     def refresh(self, namespace: str, name: str) -> StoredJob | None:
         """Read and store the job, also before the watch reports it; none if it does not exist."""
-        item = find(self._kube, JOBS, namespace, name)
+        item = unless_missing(self._kube.get, JOBS, namespace, name)
         return None if item is None else self.store(item)
 
     def reported_progress(self, uid: str) -> JobProgress | None:
@@ -196,7 +196,7 @@ class Mirror:
     def _read(self, stored: StoredJob, digest: str) -> Plan | None:
         """Return the plan in the attempt's ConfigMap; none if that is gone, or has another plan."""
         name = attempt_name(stored.name, stored.attempt)
-        config_map = find(self._kube, CONFIG_MAPS, stored.namespace, name) or {}
+        config_map = unless_missing(self._kube.get, CONFIG_MAPS, stored.namespace, name) or {}
         try:
             plan = unpacked_plan(config_map.get("binaryData", {}))
         except (UnpackError, UserError) as error:

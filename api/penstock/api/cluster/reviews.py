@@ -16,7 +16,7 @@ from penstock.api.auth.known_tokens import KnownTokens
 from penstock.api.cluster.kube import Cluster
 from penstock.kube.names import ATTEMPT_LABEL, GROUP, INGEST_AUDIENCE, JOB_KIND, PEOPLE_AUDIENCE
 from penstock.kube.resources import BATCH_JOBS, JOBSETS, PODS
-from penstock.kube.transport import Object, find
+from penstock.kube.transport import Object, unless_missing
 
 POD_SECONDS = 60.0
 """Time for which a deleted pod may still report."""
@@ -88,7 +88,7 @@ class Pods:
         return None if identity is None else Caller(identity=identity, token=f"pod:{uid}"[:63])
 
     def _identified(self, namespace: str, name: str, uid: str) -> Identity | None:
-        pod = find(self._kube, PODS, namespace, name)
+        pod = unless_missing(self._kube.get, PODS, namespace, name)
         if pod is None or pod["metadata"]["uid"] != uid:
             return None
         job = self._job_of(pod, namespace)
@@ -108,7 +108,7 @@ class Pods:
         current = pod
         for kind, group, resource in ABOVE:
             owner = _owner(current, kind, group)
-            owning = find(self._kube, resource, namespace, owner["name"]) if owner else None
+            owning = unless_missing(self._kube.get, resource, namespace, owner["name"]) if owner else None
             if owner is None or owning is None or owning["metadata"]["uid"] != owner["uid"]:
                 return None
             current = owning

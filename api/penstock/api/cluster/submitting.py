@@ -25,7 +25,7 @@ from penstock.core.run.locations import OUT
 from penstock.kube.allowing import refusals_on
 from penstock.kube.names import REQUEST_ANNOTATION, SUBMITTER_ANNOTATION, claim_name
 from penstock.kube.resources import JOBS
-from penstock.kube.transport import KubeError, Object, find
+from penstock.kube.transport import KubeError, Object, unless_missing
 
 TRIES = 8
 """Limit of tries of a change, which conflicts with other writers fail although they do not affect the request."""
@@ -106,7 +106,7 @@ def _read_current(
     kube: Cluster, store: Callable[[Object], StoredJob | None], namespace: str, name: str
 ) -> tuple[Object, StoredJob]:
     """Read the job from the cluster, and store it; return both forms."""
-    item = find(kube, JOBS, namespace, name)
+    item = unless_missing(kube.get, JOBS, namespace, name)
     if item is None:
         raise NoSuchJobError(f"{namespace}/{name}")
     stored = store(item)
