@@ -393,7 +393,7 @@ def job_snapshot(item: Object, now: float, known: JobSnapshot | None = None) -> 
     if known is not None and known.generation == generation:
         job, mistake = known.job, known.mistake
     else:
-        job, mistake = _read(item)
+        job, mistake = read_job(item)
     status = JobStatus.from_manifest(item.get("status") or {}, "status")
     return JobSnapshot(
         namespace=metadata["namespace"],
@@ -417,8 +417,8 @@ def _step(status: JobStatus) -> tuple[int, int] | None:
     return None if status.progress is None else (status.progress.attempt, status.progress.step)
 
 
-def _read(item: Object) -> tuple[PipelineJob | None, str]:
-    """The job as core reads it, with the metadata that ranks use."""
+def read_job(item: Object) -> tuple[PipelineJob | None, str]:
+    """Return the job as core reads it, with the metadata that ranks use; or none, and the mistake in its spec."""
     metadata = item["metadata"]
     kept = {name: metadata[name] for name in ("name", "namespace", "uid", "labels") if name in metadata}
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": kept, "spec": item.get("spec", {})}

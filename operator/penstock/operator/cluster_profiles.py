@@ -8,24 +8,26 @@ profile's status names it. No state is kept here: all of it follows from the clu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from penstock.core.cluster_profile import ClusterProfile, ClusterProfileStatus
 from penstock.core.errors import UserError
-from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
-from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus
-from penstock.kube.names import API_VERSION, JOB_KIND, PROFILE_FILE, PROFILE_KIND
+from penstock.core.status import ConditionType, JobStatus
+from penstock.kube.names import API_VERSION, GROUP, PROFILE_FILE, PROFILE_KIND
+from penstock.kube.owners import controller
 from penstock.kube.packing import packed
 from penstock.kube.resources import CLUSTER_PROFILES, CONFIG_MAPS, JOBS
 from penstock.kube.transport import KubeError, Object, unless_missing
 from penstock.operator.actions import Actions
-from penstock.operator.cache import Cache
+from penstock.operator.cache import Cache, read_job
 from penstock.operator.kube import Kube
+from penstock.operator.manifests import owner_reference
 from penstock.operator.measuring import measuring_job, summarize
+from penstock.operator.statuses import condition, merged
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class ClusterProfiles:
             return
         job = measuring_job(profile, self._namespace)
         there = unless_missing(self._kube.get, JOBS, self._namespace, job.metadata.name)
-        is_own = there is not None and _owner(there) == item["metadata"]["uid"]
+        is_own = there is not None and controller(there, PROFILE_KIND, GROUP)[1] == item["metadata"]["uid"]
         if self._is_fresh(item, profile, status):
             if is_own:
                 self._remove(there)
@@ -83,7 +85,7 @@ class ClusterProfiles:
         elif not is_own:
             message = f"job {job.metadata.name} in {self._namespace} belongs to another owner"
             self._write_status(item, status, "NameTaken", message)
-        elif _spec(there) != job.spec:
+        elif (known := read_job(there)[0]) is None or known.spec != job.spec:
             self._remove(there)
         else:
             self._follow(item, status, there)
@@ -114,7 +116,7 @@ class ClusterProfiles:
     def _keep(self, item: Object, name: str, measured: Profile, key: str) -> None:
         """Write the measurement first, then the status; the job is deleted at the next reconcile."""
         there = unless_missing(self._kube.get, CONFIG_MAPS, self._namespace, name)
-        if there is not None and _owner(there) != item["metadata"]["uid"]:
+        if there is not None and controller(there, PROFILE_KIND, GROUP)[1] != item["metadata"]["uid"]:
             message = f"ConfigMap {self._namespace}/{name} belongs to something else; remove it, or rename the profile"
             self._write_status(item, _status(item), "NameTaken", message)
             return
@@ -157,18 +159,9 @@ class ClusterProfiles:
         self, item: Object, status: ClusterProfileStatus, reason: str, message: str, *, holds: bool = False
     ) -> None:
         """Write the status with its one condition, unless it is unchanged."""
-        metadata = item["metadata"]
-        condition = Condition(
-            type=ConditionType.PROFILED,
-            status=ConditionStatus.TRUE if holds else ConditionStatus.FALSE,
-            reason=reason,
-            message=message,
-            observed_generation=metadata["generation"],
-        )
-        before = next(iter(status.conditions), None)
-        is_same = before is not None and before.status is condition.status
-        since = before.last_transition_time if before is not None and is_same else self._clock()
-        updated = replace(status, conditions=(replace(condition, last_transition_time=since),))
+        metadata, profiled = item["metadata"], condition(ConditionType.PROFILED, holds, reason, reason, message)
+        conditions = merged(status.conditions, [profiled], metadata["generation"], self._clock())
+        updated = replace(status, conditions=conditions)
         if updated == _status(item):
             return
         named = {"name": metadata["name"], "resourceVersion": metadata["resourceVersion"]}
@@ -190,23 +183,6 @@ def _status(item: Object) -> ClusterProfileStatus:
         return ClusterProfileStatus()
 
 
-def _spec(job: Object) -> JobSpec | None:
-    """Return the spec of a job; none if core cannot read it."""
-    head = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": {"name": job["metadata"]["name"]}}
-    try:
-        return PipelineJob.from_manifest({**head, "spec": job["spec"]}).spec
-    except UserError:
-        return None
-
-
-def _owned(item: Object) -> Mapping[str, Any]:
-    """The owner reference by which the cluster removes an object with its profile."""
-    named = {"name": item["metadata"]["name"], "uid": item["metadata"]["uid"]}
-    owner = {"apiVersion": API_VERSION, "kind": PROFILE_KIND, **named, "controller": True, "blockOwnerDeletion": False}
+def _owned(item: Object) -> dict[str, Any]:
+    owner = owner_reference(PROFILE_KIND, item["metadata"]["name"], item["metadata"]["uid"])
     return {"ownerReferences": [owner]}
-
-
-def _owner(child: Object) -> str:
-    """The uid of the object that controls it; empty if none does."""
-    owners = child["metadata"].get("ownerReferences") or ()
-    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")

@@ -139,7 +139,7 @@ def claims(job: PipelineJob) -> list[dict[str, Any]]:
             "labels": {JOB_LABEL: job.metadata.name, UID_LABEL: job.metadata.uid},
         }
         if volume.reclaim is Reclaim.DELETE:
-            metadata["ownerReferences"] = [owner_reference(job)]
+            metadata["ownerReferences"] = [owner_reference(JOB_KIND, job.metadata.name, job.metadata.uid)]
         spec: dict[str, Any] = {
             "accessModes": [mode.value for mode in volume.template.access_modes],
             "resources": {"requests": {"storage": str(volume.template.size)}},
@@ -155,17 +155,19 @@ def _metadata(job: PipelineJob, attempt: int) -> dict[str, Any]:
         "name": attempt_name(job.metadata.name, attempt),
         "namespace": job.metadata.namespace,
         "labels": labels(job, attempt),
-        "ownerReferences": [owner_reference(job)],
+        "ownerReferences": [owner_reference(JOB_KIND, job.metadata.name, job.metadata.uid)],
     }
 
 
-def owner_reference(job: PipelineJob) -> dict[str, Any]:
-    """The owner reference by which the cluster removes a child with its job; it does not block the job's deletion."""
+def owner_reference(kind: str, name: str, uid: str) -> dict[str, Any]:
+    """The owner reference by which the cluster removes a child with its owner; it does not block the owner's
+    deletion.
+    """
     return {
         "apiVersion": API_VERSION,
-        "kind": JOB_KIND,
-        "name": job.metadata.name,
-        "uid": job.metadata.uid,
+        "kind": kind,
+        "name": name,
+        "uid": uid,
         "controller": True,
         "blockOwnerDeletion": False,
     }

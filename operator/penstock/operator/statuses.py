@@ -101,7 +101,7 @@ def compute_status(status: JobStatus, facts: Facts, generation: int, now: float)
     message = waits_for if queued else status.message
     if status.phase is Phase.PROFILING and facts.profile is not Step.DONE:
         message = measuring_message(facts)
-    conditions = _merged(status.conditions, _conditions(status, facts, waits_for, now), generation, now)
+    conditions = merged(status.conditions, _conditions(status, facts, waits_for, now), generation, now)
     return dataclasses.replace(
         with_drift(dataclasses.replace(status, conditions=conditions), facts, now),
         observed_generation=generation,
@@ -149,8 +149,8 @@ def _active_since(status: JobStatus, facts: Facts, now: float) -> float | None:
 def denied(status: JobStatus, error: KubeError, generation: int, now: float) -> JobStatus:
     """Return the status of a job for which the cluster refused a call that will be retried."""
     waits = _WAITS.get(status.phase)
-    new = [] if waits is None else [_condition(waits, False, "", error.reason or "Refused", error.message)]
-    conditions = _merged(status.conditions, new, generation, now)
+    new = [] if waits is None else [condition(waits, False, "", error.reason or "Refused", error.message)]
+    conditions = merged(status.conditions, new, generation, now)
     message = error.message if new else status.message  # keeps the cause of a failure
     return dataclasses.replace(status, observed_generation=generation, message=message, conditions=conditions)
 
@@ -159,10 +159,10 @@ def refused(status: JobStatus, mistake: str, generation: int, now: float) -> Job
     """Return the failed status of a job with an invalid spec."""
     failed = enter_phase(status, SetPhase(Phase.FAILED, "InvalidSpec", mistake), now)
     new = [
-        _condition(ConditionType.COMPLETE, False, "", "Failed", ""),
-        _condition(ConditionType.FAILED, True, "InvalidSpec", "", mistake),
+        condition(ConditionType.COMPLETE, False, "", "Failed", ""),
+        condition(ConditionType.FAILED, True, "InvalidSpec", "", mistake),
     ]
-    conditions = _merged(status.conditions, new, generation, now)
+    conditions = merged(status.conditions, new, generation, now)
     return dataclasses.replace(failed, observed_generation=generation, conditions=conditions)
 
 
@@ -172,29 +172,27 @@ def _conditions(status: JobStatus, facts: Facts, waits_for: str, now: float) -> 
     if status.attempt or waits_for:
         is_admitted = live or status.phase is Phase.SUCCEEDED
         message = "; ".join(filter(None, (waits_for, clocks_differ(facts.ahead_seconds))))
-        yield _condition(
-            ConditionType.ADMITTED, is_admitted, "Admitted", _admission_reason(status, facts, now), message
-        )
+        yield condition(ConditionType.ADMITTED, is_admitted, "Admitted", _admission_reason(status, facts, now), message)
     if status.phase in _PROFILED or status.phase is Phase.PROFILING:
         yield _profiled(status, facts)
     if status.plan is not None or status.phase is Phase.PLANNING or status.reason == "NoPlan":
         yield _planned(status)
     if live:
         is_bound = attempt_state(facts)[0] in (AttemptState.RUNNING, AttemptState.SUCCEEDED)
-        yield _condition(ConditionType.BOUND, is_bound, "Bound", "Waiting", "")
+        yield condition(ConditionType.BOUND, is_bound, "Bound", "Waiting", "")
     yield from _stale_conditions(status)
     if status.condition(ConditionType.STALLED) or NO_STEP in status.message:
         stalled = NO_STEP in status.message and status.phase in (Phase.RECOVERING, Phase.FAILED)
-        yield _condition(ConditionType.STALLED, stalled, "NoStep", "Stepping", status.message if stalled else "")
+        yield condition(ConditionType.STALLED, stalled, "NoStep", "Stepping", status.message if stalled else "")
     drifted = _drifted(facts)
     if drifted is not None:
         yield drifted
     if facts.job.spec.run_policy.suspend or status.condition(ConditionType.SUSPENDED):
-        yield _condition(ConditionType.SUSPENDED, status.phase is Phase.SUSPENDED, "Suspended", "Active", "")
+        yield condition(ConditionType.SUSPENDED, status.phase is Phase.SUSPENDED, "Suspended", "Active", "")
     if status.phase.terminal:
         succeeded = status.phase is Phase.SUCCEEDED
-        yield _condition(ConditionType.COMPLETE, succeeded, "Completed", "Failed", "")
-        yield _condition(ConditionType.FAILED, not succeeded, status.reason or "Failed", "Completed", status.message)
+        yield condition(ConditionType.COMPLETE, succeeded, "Completed", "Failed", "")
+        yield condition(ConditionType.FAILED, not succeeded, status.reason or "Failed", "Completed", status.message)
 
 
 def _admission_reason(status: JobStatus, facts: Facts, now: float) -> str:
@@ -225,23 +223,23 @@ def _stale_conditions(status: JobStatus) -> Iterable[Condition]:
         gone.append(ConditionType.BOUND)
     for kind in gone:
         if status.condition(kind) is not None:
-            yield _condition(kind, False, "", "Waiting", "")
+            yield condition(kind, False, "", "Waiting", "")
 
 
 def _profiled(status: JobStatus, facts: Facts) -> Condition:
     if status.phase is not Phase.PROFILING or facts.profile is Step.DONE:
-        return _condition(ConditionType.PROFILED, True, "Measured", "", "")
+        return condition(ConditionType.PROFILED, True, "Measured", "", "")
     is_unreachable = facts.service_since is None and facts.agent is not None and bool(facts.agent.problem)
     reason = "ServiceUnavailable" if is_unreachable else "Measuring"
-    return _condition(ConditionType.PROFILED, False, "", reason, measuring_message(facts))
+    return condition(ConditionType.PROFILED, False, "", reason, measuring_message(facts))
 
 
 def _planned(status: JobStatus) -> Condition:
     if status.plan is not None:
-        return _condition(ConditionType.PLANNED, True, "Planned", "", status.plan.summary)
+        return condition(ConditionType.PLANNED, True, "Planned", "", status.plan.summary)
     if status.reason == "NoPlan":
-        return _condition(ConditionType.PLANNED, False, "", "NoPlan", status.message)
-    return _condition(ConditionType.PLANNED, False, "", "Planning", "")
+        return condition(ConditionType.PLANNED, False, "", "NoPlan", status.message)
+    return condition(ConditionType.PLANNED, False, "", "Planning", "")
 
 
 def _drifted(facts: Facts) -> Condition | None:
@@ -254,32 +252,32 @@ def _drifted(facts: Facts) -> Condition | None:
     before, seconds = status.condition(ConditionType.DRIFTED), step_seconds(facts)
     if seconds is None:
         begins = status.phase is Phase.RUNNING and (progress is None or progress.step < WARM_UP_STEPS)
-        return _condition(ConditionType.DRIFTED, False, "", BEGINNING, "") if begins and before is not None else None
+        return condition(ConditionType.DRIFTED, False, "", BEGINNING, "") if begins and before is not None else None
     was_drifted = before is not None and before.status is ConditionStatus.TRUE
     if drift_ratio(*seconds) <= (SETTLED_RATIO if was_drifted else DRIFTED_RATIO):
-        return _condition(ConditionType.DRIFTED, False, "", "AsPredicted", "")
+        return condition(ConditionType.DRIFTED, False, "", "AsPredicted", "")
     measured, predicted = seconds
     now = step_text(measured, progress.speed if progress else None)
     then = step_text(predicted, status.plan.speed if status.plan else None)
     message = f"a step takes {now}, and {then} were predicted"
-    return _condition(ConditionType.DRIFTED, True, "Slower" if measured > predicted else "Faster", "", message)
+    return condition(ConditionType.DRIFTED, True, "Slower" if measured > predicted else "Faster", "", message)
 
 
-def _condition(kind: ConditionType, holds: bool, when_true: str, when_false: str, message: str) -> Condition:
+def condition(kind: ConditionType, holds: bool, when_true: str, when_false: str, message: str) -> Condition:
     status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
     return Condition(type=kind, status=status, reason=when_true if holds else when_false, message=message)
 
 
-def _merged(
+def merged(
     before: tuple[Condition, ...], changes: Iterable[Condition], generation: int, now: float
 ) -> tuple[Condition, ...]:
     """Return all conditions in the order of their types. A transition time changes only with the condition's status."""
-    old = {condition.type: condition for condition in before}
-    new = {condition.type: _dated(condition, old.get(condition.type), generation, now) for condition in changes}
+    old = {known.type: known for known in before}
+    new = {change.type: _dated(change, old.get(change.type), generation, now) for change in changes}
     merged = {**old, **new}
     return tuple(merged[kind] for kind in ConditionType if kind in merged)
 
 
-def _dated(condition: Condition, before: Condition | None, generation: int, now: float) -> Condition:
-    since = before.last_transition_time if before and before.status is condition.status else now
-    return dataclasses.replace(condition, observed_generation=generation, last_transition_time=since)
+def _dated(change: Condition, before: Condition | None, generation: int, now: float) -> Condition:
+    since = before.last_transition_time if before and before.status is change.status else now
+    return dataclasses.replace(change, observed_generation=generation, last_transition_time=since)
