@@ -45,9 +45,9 @@ def launched(cache: Cache, *uids: str) -> None:
         jobset = JobSetSnapshot(
             **named, name="a-a1", uid=f"jobset-of-{uid}", owner=uid, attempt=1, suspended=False, being_deleted=False
         )
-        cache.put_jobset(jobset)
+        cache.put_child(jobset)
         ranks_job = RanksJobSnapshot(**named, name="a-a1-ranks-0", uid=f"job-of-{uid}", owner=f"jobset-of-{uid}")
-        cache.put_ranks_job(ranks_job)
+        cache.put_child(ranks_job)
 
 
 class News(list[str]):
@@ -151,34 +151,34 @@ class TestChildren:
         """The watch told of the end before the operator's own call was answered."""
         launched(cache, "u")
         news.clear()
-        cache.put_pod(pod(version=1))
-        cache.remove_pod(pod(version=3))
-        cache.put_pod(pod(version=2))
+        cache.put_child(pod(version=1))
+        cache.remove_child(pod(version=3))
+        cache.put_child(pod(version=2))
         assert (cache.pods("u"), news) == ((), ["u", "u"])
 
     def test_what_is_older_changes_nothing(self, cache: Cache) -> None:
         launched(cache, "u")
-        cache.put_pod(pod(version=3, running=False))
-        cache.put_pod(pod(version=2, running=True))
+        cache.put_child(pod(version=3, running=False))
+        cache.put_child(pod(version=2, running=True))
         assert not cache.pods("u")[0].running
 
     def test_a_list_that_was_made_before(self, cache: Cache) -> None:
         launched(cache, "u")
-        cache.put_pod(pod("young", version=9))
-        cache.replace_pods([pod("old", version=3)], 5)
+        cache.put_child(pod("young", version=9))
+        cache.replace_children(PodSnapshot, [pod("old", version=3)], 5)
         assert [each.name for each in cache.pods("u")] == ["old", "young"]
 
     def test_a_list_of_one_job_says_nothing_of_others(self, cache: Cache) -> None:
         launched(cache, "u", "v")
-        cache.put_pod(pod("a", job_uid="u"))
-        cache.put_pod(pod("b", job_uid="v"))
-        cache.replace_pods([], 5, cache.job("u"))
+        cache.put_child(pod("a", job_uid="u"))
+        cache.put_child(pod("b", job_uid="v"))
+        cache.replace_children(PodSnapshot, [], 5, cache.job("u"))
         assert (cache.pods("u"), len(cache.pods("v"))) == ((), 1)
 
     def test_a_namesake_in_another_namespace_hides_nothing(self, cache: Cache) -> None:
         launched(cache, "u")
-        cache.put_pod(pod(version=1))
-        cache.put_pod(pod(version=2, uid="stray", namespace="evil"))
+        cache.put_child(pod(version=1))
+        cache.put_child(pod(version=2, uid="stray", namespace="evil"))
         assert [(each.namespace, each.uid) for each in cache.pods("u")] == [("team", "uid-p")]
 
     @pytest.mark.parametrize("number", range(6))
@@ -190,9 +190,9 @@ class TestChildren:
         )
         cache, (jobset,) = Cache(lambda: NOW), whole.jobsets("u")
         tellings: tuple[Callable[[], None], ...] = (
-            lambda: cache.put_jobset(jobset),
-            lambda: cache.put_ranks_job(ranks_job),
-            lambda: cache.put_pod(pod()),
+            lambda: cache.put_child(jobset),
+            lambda: cache.put_child(ranks_job),
+            lambda: cache.put_child(pod()),
         )
         cache.put_job(job(1))
         for telling in list(permutations(tellings))[number]:
@@ -202,20 +202,20 @@ class TestChildren:
 
     def test_what_outlives_its_owners_is_still_the_job_s(self, cache: Cache) -> None:
         launched(cache, "u")
-        cache.put_pod(pod())
-        cache.replace_jobsets([], 5)
-        cache.replace_ranks_jobs([], 5)
+        cache.put_child(pod())
+        cache.replace_children(JobSetSnapshot, [], 5)
+        cache.replace_children(RanksJobSnapshot, [], 5)
         assert (len(cache.pods("u")), cache.jobsets("u")) == (1, ())
 
     def test_a_namesake_s_end_is_not_its_own(self, cache: Cache) -> None:
         launched(cache, "u")
-        cache.put_pod(pod(uid="second", version=5))
-        cache.remove_pod(pod(uid="first", version=4))
+        cache.put_child(pod(uid="second", version=5))
+        cache.remove_child(pod(uid="first", version=4))
         assert [each.uid for each in cache.pods("u")] == ["second"]
 
     def test_the_same_again_is_no_news(self, cache: Cache, news: News) -> None:
         for version in range(3):
-            cache.put_pod(pod(version=version))
+            cache.put_child(pod(version=version))
         assert news == ["u"]
 
     def test_the_oldest_ends_are_forgotten(self) -> None:
@@ -248,7 +248,7 @@ class TestNodes:
     def test_news_for_those_who_have_pods_there(self, cache: Cache, news: News) -> None:
         for uid, node in (("u", "east"), ("v", "west")):
             cache.put_job(job(1, uid))
-            cache.put_pod(pod(uid, job_uid=uid, node=node))
+            cache.put_child(pod(uid, job_uid=uid, node=node))
         news.clear()
         cache.put_node(self.NODE)
         cache.put_node(self.NODE)
@@ -259,7 +259,7 @@ class TestNodes:
 
     def test_a_list(self, cache: Cache, news: News) -> None:
         cache.put_job(job(1))
-        cache.put_pod(pod())
+        cache.put_child(pod())
         news.clear()
         cache.replace_nodes([self.NODE])
         cache.replace_nodes([self.NODE])
@@ -281,9 +281,9 @@ def test_threads() -> None:
         mine = list(tellings)
         random.Random(seed).shuffle(mine)
         for each in mine:
-            cache.put_pod(each)
+            cache.put_child(each)
             if each.version == 20 and each.name == "p0":
-                cache.remove_pod(each)
+                cache.remove_child(each)
 
     threads = [threading.Thread(target=tell, args=(seed,)) for seed in range(8)]
     for thread in threads:

@@ -26,7 +26,15 @@ from penstock.operator.fetching import AgentError
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
 from penstock.operator.settings import Settings
-from penstock.operator.snapshots import jobset_snapshot, node_snapshot, pod_snapshot, ranks_job_snapshot
+from penstock.operator.snapshots import (
+    JobSetSnapshot,
+    PodSnapshot,
+    RanksJobSnapshot,
+    jobset_snapshot,
+    node_snapshot,
+    pod_snapshot,
+    ranks_job_snapshot,
+)
 from penstock.planner.worker.process import Planner
 from tests.support.fake_kube import FakeKube
 
@@ -96,10 +104,10 @@ class Operating:
         jobs, pods = kube.list(JOBS), kube.list(PODS)
         jobsets = kube.list(JOBSETS) if JOBSETS.plural not in kube.refusals else Listing(objects=(), version="0")
         cache.replace_jobs(jobs.objects, int(jobs.version))
-        cache.replace_jobsets(map(jobset_snapshot, jobsets.objects), int(jobsets.version))
+        cache.replace_children(JobSetSnapshot, map(jobset_snapshot, jobsets.objects), int(jobsets.version))
         ranks_jobs = kube.list(BATCH_JOBS)
-        cache.replace_ranks_jobs(map(ranks_job_snapshot, ranks_jobs.objects), int(ranks_jobs.version))
-        cache.replace_pods(map(pod_snapshot, pods.objects), int(pods.version))
+        cache.replace_children(RanksJobSnapshot, map(ranks_job_snapshot, ranks_jobs.objects), int(ranks_jobs.version))
+        cache.replace_children(PodSnapshot, map(pod_snapshot, pods.objects), int(pods.version))
         cache.replace_nodes(map(node_snapshot, kube.list(NODES).objects))
         cache.set_service(self.service_is_there, self.now)
 

@@ -36,14 +36,14 @@ from penstock.kube.names import (
 )
 from penstock.kube.owners import controller
 from penstock.kube.packing import unpacked, unpacked_plan
-from penstock.kube.resources import BATCH_JOBS, CLAIMS, CONFIG_MAPS, JOBS, JOBSETS, PODS
+from penstock.kube.resources import CLAIMS, CONFIG_MAPS, JOBS, JOBSETS
 from penstock.kube.transport import KubeError, Object, unless_missing
 from penstock.operator import manifests
 from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.grace import grace_seconds
 from penstock.operator.kube import KINDS, Kube
 from penstock.operator.settings import Settings
-from penstock.operator.snapshots import PodSnapshot, jobset_snapshot, pod_snapshot, ranks_job_snapshot
+from penstock.operator.snapshots import CHILDREN, PodSnapshot, jobset_snapshot, pod_snapshot
 from penstock.operator.storage import require_shared_output
 
 log = logging.getLogger(__name__)
@@ -105,17 +105,14 @@ class Actions:
 
     def refresh_children(self, snapshot: JobSnapshot) -> None:
         """Read the job's children from the cluster into the cache, which watches may not have updated yet."""
-        selector = f"{UID_LABEL}={snapshot.uid}"
-        try:
-            jobsets = self._kube.list(JOBSETS, snapshot.namespace, selector)
-            self._cache.replace_jobsets(map(jobset_snapshot, jobsets.objects), int(jobsets.version), snapshot)
-        except KubeError as error:
-            if not error.is_missing:  # a kind that the cluster does not know has no objects
+        for resource, kind, extract in CHILDREN:
+            try:
+                listing = self._kube.list(resource, snapshot.namespace, f"{UID_LABEL}={snapshot.uid}")
+            except KubeError as error:
+                if error.is_missing and resource is JOBSETS:
+                    continue  # a kind that the cluster does not know has no objects
                 raise
-        ranks_jobs = self._kube.list(BATCH_JOBS, snapshot.namespace, selector)
-        self._cache.replace_ranks_jobs(map(ranks_job_snapshot, ranks_jobs.objects), int(ranks_jobs.version), snapshot)
-        pods = self._kube.list(PODS, snapshot.namespace, selector)
-        self._cache.replace_pods(map(pod_snapshot, pods.objects), int(pods.version), snapshot)
+            self._cache.replace_children(kind, map(extract, listing.objects), int(listing.version), snapshot)
 
     def require_storage(self, job: PipelineJob, ranks: int) -> None:
         """Raise `UserError` if the pods of ``ranks`` ranks could not share their output."""
@@ -143,7 +140,7 @@ class Actions:
             made = self._make_own(manifests.jobset(job, status.attempt, status.ranks, self._settings, grace))
         except KubeError as error:
             raise _without_jobsets(error) from None
-        self._cache.put_jobset(jobset_snapshot(made))
+        self._cache.put_child(jobset_snapshot(made))
 
     def _require_allowed(self, job: PipelineJob) -> None:
         if reasons := refusals_on(self._kube, job, self._settings.policy_for(job)):
@@ -224,7 +221,7 @@ class Actions:
 
     def _annotate(self, pod: PodSnapshot, name: str, text: str) -> None:
         annotated = self._kube.annotate((pod.namespace, pod.name, pod.uid), {name: text})
-        self._cache.put_pod(pod_snapshot(annotated))
+        self._cache.put_child(pod_snapshot(annotated))
 
     def publish_plan(self, job: PipelineJob, attempt: int, plan: Plan) -> None:
         """Write the plan to the attempt's ConfigMap, which its pods mount."""

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 from penstock.core.errors import UserError
 from penstock.core.instants import parse_instant
@@ -19,14 +19,19 @@ from penstock.core.lifecycle import LIVE, Phase
 from penstock.core.status import JobStatus, ProfileStatus
 from penstock.kube.transport import Object
 from penstock.operator.capacity import Capacity
-from penstock.operator.children import Child, Children, Gone
+from penstock.operator.children import Children, Gone
 from penstock.operator.ownership import Ownership, has_jobset, may_be_left, ranks
 from penstock.operator.places import NO_COMPETITION, Competition, Contender, Places, competitor, contender, holders
-from penstock.operator.snapshots import UNREADABLE, JobSetSnapshot, NodeSnapshot, PodSnapshot, RanksJobSnapshot
+from penstock.operator.snapshots import (
+    UNREADABLE,
+    ChildSnapshot,
+    JobSetSnapshot,
+    NodeSnapshot,
+    PodSnapshot,
+    RanksJobSnapshot,
+)
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 CLOCK_SLACK_SECONDS = 30.0
 """Clock differences below this are ignored: no decision depends on the cluster's times to this precision."""
@@ -62,8 +67,12 @@ class Cache:
         self._profile_keys: dict[str, dict[str, None]] = {}
         self._gone = Gone()
         self._jobsets: Children[JobSetSnapshot] = Children()
-        self._ranks_jobs: Children[RanksJobSnapshot] = Children()
         self._pods: Children[PodSnapshot] = Children()
+        self._children: Mapping[type[ChildSnapshot], Children[Any]] = {
+            JobSetSnapshot: self._jobsets,
+            RanksJobSnapshot: Children(),
+            PodSnapshot: self._pods,
+        }
         self._ownership = Ownership()
         self._places = Places()
         self._nodes: dict[str, NodeSnapshot] = {}
@@ -222,68 +231,29 @@ class Cache:
             others = [pod for pod in self._pods.of(job_uid) if pod.uid not in known]
             return tuple(pod for pod in others if may_be_left(job.namespace, job.name, pod))
 
-    def put_jobset(self, jobset: JobSetSnapshot) -> None:
+    def put_child(self, child: ChildSnapshot) -> None:
         """Cache the current version."""
         with self._lock:
-            self._ownership.put_jobset(jobset)
-            is_changed = self._jobsets.put(jobset)
-        self._notify_if(jobset.job_uid, is_changed)
+            self._ownership.put(child)
+            is_changed = self._children[type(child)].put(child)
+        self._notify_if(child.job_uid, is_changed)
 
-    def remove_jobset(self, jobset: JobSetSnapshot) -> None:
-        """Drop an object that was deleted from the cluster."""
-        self._notify_if(jobset.job_uid, self._locked(lambda: self._removed(self._jobsets, jobset)))
-
-    def replace_jobsets(self, jobsets: Iterable[JobSetSnapshot], version: int, job: JobSnapshot | None = None) -> None:
-        """Cache these, which are all objects at ``version``, of one job or of all."""
-        self._replaced(self._jobsets, jobsets, version, job, self._ownership.put_jobset)
-
-    def put_ranks_job(self, ranks_job: RanksJobSnapshot) -> None:
-        """Cache the current version."""
+    def remove_child(self, child: ChildSnapshot) -> None:
+        """Drop an object that was deleted from the cluster. Its owner links stay, unless their PipelineJob is gone."""
         with self._lock:
-            self._ownership.put_job(ranks_job)
-            is_changed = self._ranks_jobs.put(ranks_job)
-        self._notify_if(ranks_job.job_uid, is_changed)
+            if child.job_uid not in self._jobs and not isinstance(child, PodSnapshot):
+                self._ownership.forget(child.job_uid)
+            is_changed = self._children[type(child)].remove(child)
+        self._notify_if(child.job_uid, is_changed)
 
-    def remove_ranks_job(self, ranks_job: RanksJobSnapshot) -> None:
-        """Drop an object that was deleted from the cluster."""
-        self._notify_if(ranks_job.job_uid, self._locked(lambda: self._removed(self._ranks_jobs, ranks_job)))
-
-    def replace_ranks_jobs(
-        self, ranks_jobs: Iterable[RanksJobSnapshot], version: int, job: JobSnapshot | None = None
+    def replace_children(
+        self, kind: type[ChildSnapshot], listed: Iterable[ChildSnapshot], version: int, job: JobSnapshot | None = None
     ) -> None:
-        """Cache these, which are all objects at ``version``, of one job or of all."""
-        self._replaced(self._ranks_jobs, ranks_jobs, version, job, self._ownership.put_job)
-
-    def put_pod(self, pod: PodSnapshot) -> None:
-        """Cache the current version."""
-        self._notify_if(pod.job_uid, self._locked(lambda: self._pods.put(pod)))
-
-    def remove_pod(self, pod: PodSnapshot) -> None:
-        """Drop an object that was deleted from the cluster."""
-        self._notify_if(pod.job_uid, self._locked(lambda: self._pods.remove(pod)))
-
-    def replace_pods(self, pods: Iterable[PodSnapshot], version: int, job: JobSnapshot | None = None) -> None:
-        """Cache these, which are all objects at ``version``, of one job or of all."""
-        self._replaced(self._pods, pods, version, job, lambda pod: None)
-
-    def _removed(self, known: Children[Child], child: Child) -> bool:
-        """Remove the child; return whether that is a change. Its owner links stay, unless their PipelineJob is gone."""
-        if child.job_uid not in self._jobs:
-            self._ownership.forget(child.job_uid)
-        return known.remove(child)
-
-    def _replaced(
-        self,
-        known: Children[Child],
-        listed: Iterable[Child],
-        version: int,
-        job: JobSnapshot | None,
-        remember: Callable[[Child], None],
-    ) -> None:
-        children = list(listed)
+        """Cache these, which are all objects of the kind at ``version``, of one job or of all."""
+        children, known = list(listed), self._children[kind]
         with self._lock:
             for child in children:
-                remember(child)
+                self._ownership.put(child)
             if job is not None:
                 is_changed = known.replace_of(job.uid, children, version, job.namespace)
                 uids = {job.uid} if is_changed else set()
@@ -372,10 +342,6 @@ class Cache:
             uids = [uid for uid in self._jobs if any(pod.node == name for pod in self._pods.of(uid))]
         for uid in uids:
             self._notify(uid)
-
-    def _locked(self, change: Callable[[], T]) -> T:
-        with self._lock:
-            return change()
 
     def _notify_if(self, uid: str, is_changed: bool) -> None:
         if is_changed:

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from penstock.operator.snapshots import JobSetSnapshot, PodSnapshot, RanksJobSnapshot
+from penstock.operator.snapshots import ChildSnapshot
 
-Child = TypeVar("Child", JobSetSnapshot, PodSnapshot, RanksJobSnapshot)
+Child = TypeVar("Child", bound=ChildSnapshot)
 
 Key = tuple[str, str]
 """Namespace and name."""
@@ -91,5 +91,5 @@ class Children(Generic[Child]):
         return any(changes)
 
 
-def _key(child: JobSetSnapshot | PodSnapshot | RanksJobSnapshot) -> Key:
+def _key(child: ChildSnapshot) -> Key:
     return child.namespace, child.name

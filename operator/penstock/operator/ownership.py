@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.kube.names import attempt_name, ranks_job_name
-from penstock.operator.snapshots import JobSetSnapshot, PodSnapshot, RanksJobSnapshot
+from penstock.operator.snapshots import ChildSnapshot, JobSetSnapshot, PodSnapshot, RanksJobSnapshot
 
 
 class Ownership:
@@ -29,15 +29,12 @@ class Ownership:
         self._jobsets: dict[str, dict[str, JobSetSnapshot]] = {}
         self._jobs: dict[str, dict[str, RanksJobSnapshot]] = {}
 
-    def put_jobset(self, jobset: JobSetSnapshot) -> None:
-        """Remember a JobSet that its PipelineJob controls."""
-        if jobset.owner == jobset.job_uid:
-            self._jobsets.setdefault(jobset.job_uid, {})[jobset.uid] = jobset
-
-    def put_job(self, job: RanksJobSnapshot) -> None:
-        """Remember a Job and the JobSet that controls it."""
-        if job.owner:
-            self._jobs.setdefault(job.job_uid, {})[job.uid] = job
+    def put(self, child: ChildSnapshot) -> None:
+        """Remember a JobSet that its PipelineJob controls, and a Job and the JobSet that controls it."""
+        if isinstance(child, JobSetSnapshot) and child.owner == child.job_uid:
+            self._jobsets.setdefault(child.job_uid, {})[child.uid] = child
+        elif isinstance(child, RanksJobSnapshot) and child.owner:
+            self._jobs.setdefault(child.job_uid, {})[child.uid] = child
 
     def forget(self, job_uid: str) -> None:
         """Drop the links of a PipelineJob that is gone, or never existed."""

@@ -30,6 +30,7 @@ from penstock.kube.names import (
     UID_LABEL,
 )
 from penstock.kube.owners import controller
+from penstock.kube.resources import BATCH_JOBS, JOBSETS, PODS
 from penstock.kube.transport import Object
 
 UNREADABLE = (UserError, ValueError, KeyError, TypeError, AttributeError)
@@ -37,38 +38,38 @@ UNREADABLE = (UserError, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobSetSnapshot:
-    """An attempt's JobSet. ``failure`` and ``message`` are the JobSet controller's reason and message for a failure.
-
-    ``completed``: all its pods succeeded, even if they are gone by now. ``owner`` is the uid of the PipelineJob that
-    controls it; ``job_uid`` is only its label, which any user may set.
+class ChildSnapshot:
+    """An object of an attempt. ``owner`` is the uid of the object that controls it, which proves to which PipelineJob
+    it belongs (`penstock.operator.ownership`); ``job_uid`` is only its label, which any user may set.
     """
 
     namespace: str
     name: str
     uid: str
     job_uid: str
+    owner: str = ""
+    version: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSetSnapshot(ChildSnapshot):
+    """An attempt's JobSet. ``failure`` and ``message`` are the JobSet controller's reason and message for a failure.
+
+    ``completed``: all its pods succeeded, even if they are gone by now.
+    """
+
     attempt: int
     suspended: bool
     being_deleted: bool
     completed: bool = False
     failure: str = ""
     message: str = ""
-    owner: str = ""
     made_at: float = 0.0
-    version: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RanksJobSnapshot:
-    """The Job that the JobSet controller makes of an attempt's JobSet; ``owner`` is the uid of that JobSet."""
-
-    namespace: str
-    name: str
-    uid: str
-    job_uid: str
-    owner: str
-    version: int = field(default=0, compare=False)
+class RanksJobSnapshot(ChildSnapshot):
+    """The Job that the JobSet controller makes of an attempt's JobSet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,21 +114,16 @@ NodeUnschedulable, and of its filters for volumes.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PodSnapshot:
+class PodSnapshot(ChildSnapshot):
     """A pod of an attempt; ``index`` is its place among the attempt's pods, ``address`` empty until it has one.
 
-    The Job that controls it, ``owner_name`` with the uid ``owner``, proves to which PipelineJob it belongs
-    (`penstock.operator.ownership`); ``job_uid`` and ``attempt`` are only its labels. ``made_at`` is its creation, by
-    the cluster's clock.
+    ``owner_name`` is the name of the Job that controls it. ``attempt`` is only a label, as ``job_uid`` is. ``made_at``
+    is its creation, by the cluster's clock.
 
     ``placed_at`` is when it was assigned to its ``node``, by the cluster's clock. It is ``running`` once one of its
     containers runs, and has its ``end`` when all have ended: the records of its ranks are uploaded then, or lost.
     """
 
-    namespace: str
-    name: str
-    uid: str
-    job_uid: str
     attempt: int
     index: int
     node: str
@@ -142,9 +138,7 @@ class PodSnapshot:
     pending_reason: PendingReason | None = None
     end: End | None = None
     owner_name: str = ""
-    owner: str = ""
     made_at: float = 0.0
-    version: int = field(default=0, compare=False)
 
     @property
     def annotated(self) -> str:
@@ -229,6 +223,14 @@ def pod_snapshot(item: Object) -> PodSnapshot:
         made_at=parse_instant(metadata.get("creationTimestamp"), "creationTimestamp") or 0.0,
         version=_number(metadata.get("resourceVersion")),
     )
+
+
+CHILDREN = (
+    (JOBSETS, JobSetSnapshot, jobset_snapshot),
+    (BATCH_JOBS, RanksJobSnapshot, ranks_job_snapshot),
+    (PODS, PodSnapshot, pod_snapshot),
+)
+"""The resources whose objects belong to jobs, with the types and the functions of their extracts."""
 
 
 def node_snapshot(item: Object) -> NodeSnapshot:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import TypeVar
 
 from penstock.kube.names import UID_LABEL
-from penstock.kube.resources import BATCH_JOBS, JOBSETS, NODES, PODS, Resource
+from penstock.kube.resources import JOBSETS, NODES, Resource
 from penstock.kube.transport import Object
 from penstock.kube.watching import Watched
 from penstock.operator.cache import Cache
-from penstock.operator.snapshots import UNREADABLE, jobset_snapshot, node_snapshot, pod_snapshot, ranks_job_snapshot
+from penstock.operator.snapshots import CHILDREN, UNREADABLE, ChildSnapshot, node_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -24,27 +23,20 @@ def watched(cache: Cache) -> list[Watched]:
 
     kopf watches PipelineJobs (`penstock.operator.handlers`).
     """
-    jobsets = _children(JOBSETS, jobset_snapshot, cache.replace_jobsets, cache.put_jobset, cache.remove_jobset)
-    ranks_jobs = _children(
-        BATCH_JOBS, ranks_job_snapshot, cache.replace_ranks_jobs, cache.put_ranks_job, cache.remove_ranks_job
-    )
-    pods = _children(PODS, pod_snapshot, cache.replace_pods, cache.put_pod, cache.remove_pod)
-    return [replace(jobsets, optional=True), ranks_jobs, pods, _nodes(cache)]
+    children = (_children(cache, resource, kind, extract) for resource, kind, extract in CHILDREN)
+    return [*children, _nodes(cache)]
 
 
 def _children(
-    resource: Resource,
-    extract: Callable[[Object], T],
-    replace_all: Callable[[Iterable[T], int], None],
-    put: Callable[[T], None],
-    remove: Callable[[T], None],
+    cache: Cache, resource: Resource, kind: type[ChildSnapshot], extract: Callable[[Object], ChildSnapshot]
 ) -> Watched:
     return Watched(
         resource=resource,
         selector=UID_LABEL,
-        replace=lambda listing: replace_all(_readable(extract, listing.objects), int(listing.version)),
-        put=_if_readable(extract, put),
-        remove=_if_readable(extract, remove),
+        replace=lambda listing: cache.replace_children(kind, _readable(extract, listing.objects), int(listing.version)),
+        put=_if_readable(extract, cache.put_child),
+        remove=_if_readable(extract, cache.remove_child),
+        optional=resource is JOBSETS,
     )
 
 
