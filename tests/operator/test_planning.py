@@ -49,7 +49,7 @@ def test_so_many_at_once_and_all_in_the_end(steps: list[int], num_planners: int)
     told = Planning(planner, num_planners)
     keys = [told.request(question(number)) for number in steps]
     for _ in range(100):
-        working, _ = told.numbers()
+        working = told.num_working
         assert working == len(planner.polls) <= num_planners
         told.take_answered()
     assert [told.status(key)[0] for key in keys] == [Step.DONE] * len(keys)
@@ -143,7 +143,7 @@ def test_closing_ends_what_is_worked_on() -> None:
     told.request(question(1))
     told.request(question(2))
     told.close()
-    assert (planner.polls, told.numbers()) == ({}, (0, 0))
+    assert (planner.polls, told.num_working, told.num_waiting) == ({}, 0, 0)
 
 
 def test_how_long_each_took() -> None:

@@ -8,6 +8,7 @@ plan request.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from penstock.core.lifecycle import Phase, SetPhase
 from penstock.kube.connecting import connect
 from penstock.kube.resources import NODES, PODS
 from penstock.kube.transport import KubeError
-from penstock.kube.watching import Watcher
+from penstock.kube.watching import Contact, Watcher
 from penstock.operator.actions import Actions
 from penstock.operator.agents import Agents, fetch_from_pod, pool
 from penstock.operator.cache import Cache, JobSnapshot
@@ -30,7 +31,7 @@ from penstock.operator.cluster_profiles import ClusterProfiles
 from penstock.operator.events import EventRecorder, log_fields
 from penstock.operator.job_feed import JobFeed
 from penstock.operator.kube import HttpKube, Kube
-from penstock.operator.metrics import MeteredKube, Metrics, Now
+from penstock.operator.metrics import MeteredKube, Metrics
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
 from penstock.operator.service_lease import ServiceLease
@@ -70,7 +71,7 @@ class Controller:
 
     def __init__(self, kube: Kube, planner: Planner, settings: Settings, clock: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
-        self._metrics = Metrics(self._now, self.registry)
+        self._metrics = Metrics(self.registry, has_service=bool(settings.service))
         self._kube, self._settings = MeteredKube(kube, self._metrics), settings
         self.cache = Cache(clock, self._notify)
         self._planning = Planning(planner, settings.num_planners, self._metrics.planning.observe)
@@ -93,6 +94,7 @@ class Controller:
         self._is_watching = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._periodic: list[asyncio.Task[None]] = []
+        self._export_gauges()
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to watch, and return once the cache is synced, after `SYNC_SECONDS` at the latest.
@@ -167,17 +169,21 @@ class Controller:
             )
         return {watcher.name: round(watcher.silent_seconds, 1) for watcher in self._watchers}
 
-    def _now(self) -> Now:
-        working, waiting = self._planning.numbers()
-        return Now(
-            queued=self._queue.num_waiting,
-            in_flight=self._queue.num_in_flight,
-            phases=[job.status.phase for job in self.cache.jobs()],
-            watch_ages={watcher.name: watcher.silent_seconds for watcher in self._watchers},
-            plans_working=working,
-            plans_waiting=waiting,
-            lease_held=self._is_lease_held if self._settings.service else None,
-        )
+    def _export_gauges(self) -> None:
+        """Let every scrape read the current values."""
+        gauges = self._metrics
+        gauges.queued.set_function(lambda: self._queue.num_waiting)
+        gauges.in_flight.set_function(lambda: self._queue.num_in_flight)
+        gauges.plans.labels("working").set_function(lambda: self._planning.num_working)
+        gauges.plans.labels("waiting").set_function(lambda: self._planning.num_waiting)
+        gauges.lease_held.set_function(lambda: bool(self._is_lease_held))
+        for phase in Phase:
+            gauges.jobs.labels(phase.value).set_function(functools.partial(self._num_jobs, phase))
+        for watcher in self._watchers:
+            gauges.watch_ages.labels(watcher.name).set_function(functools.partial(_silent_seconds, watcher))
+
+    def _num_jobs(self, phase: Phase) -> int:
+        return sum(job.status.phase is phase for job in self.cache.jobs())
 
     # The queue
 
@@ -267,6 +273,10 @@ class Controller:
         for key in await asyncio.to_thread(self._planning.take_answered):
             for uid in self._reconciler.waiting_for(key):
                 self._queue.add(uid)
+
+
+def _silent_seconds(contact: Contact) -> float:
+    return contact.silent_seconds
 
 
 def _shrunken(snapshot: JobSnapshot) -> PipelineJob | None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from penstock.core.lifecycle import Phase, SetPhase
 from penstock.kube.resources import Resource
@@ -24,27 +20,24 @@ PLANNING_BUCKETS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 600.0)
 UNREACHABLE = "unreachable"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Now:
-    """Gauges at the time of a scrape. ``watch_ages`` are seconds since the last answer of a watch, by resource.
+class Metrics:
+    """The operator's metrics. An operator without a service has no Lease to watch, and no gauge for it."""
 
-    ``lease_held`` is None if the operator has no service, and so no Lease to watch.
-    """
-
-    queued: int
-    in_flight: int
-    phases: Iterable[Phase]
-    watch_ages: Mapping[str, float]
-    plans_working: int
-    plans_waiting: int
-    lease_held: bool | None = None
-
-
-class Metrics(Collector):
-    """The operator's metrics. ``now`` is called for every scrape."""
-
-    def __init__(self, now: Callable[[], Now], registry: CollectorRegistry) -> None:
-        self._now = now
+    def __init__(self, registry: CollectorRegistry, *, has_service: bool) -> None:
+        self.queued = Gauge("penstock_operator_queue_length", "Jobs that wait for a reconcile.", registry=registry)
+        self.in_flight = Gauge("penstock_operator_in_flight", "Jobs that are being reconciled.", registry=registry)
+        self.jobs = Gauge("penstock_operator_jobs", "PipelineJobs by phase.", ["phase"], registry=registry)
+        self.watch_ages = Gauge(
+            "penstock_operator_watch_age_seconds", "Seconds since the last answer of a watch.",
+            ["resource"], registry=registry,
+        )  # fmt: skip
+        self.plans = Gauge(
+            "penstock_operator_planning_questions", "Plan requests by state.", ["state"], registry=registry
+        )
+        self.lease_held = Gauge(
+            "penstock_operator_service_lease_held", "Whether a service renews its Lease.",
+            registry=registry if has_service else None,
+        )  # fmt: skip
         self.reconciles = Histogram(
             "penstock_operator_reconcile_seconds", "One reconcile of one job.", ["result"],
             buckets=RECONCILE_BUCKETS, registry=registry,
@@ -64,31 +57,6 @@ class Metrics(Collector):
             "penstock_operator_api_seconds", "Calls of Kubernetes; of a watch, until its first change or its end.",
             ["verb", "resource", "code"], buckets=CALL_BUCKETS, registry=registry,
         )  # fmt: skip
-        registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        now, phases = self._now(), Tally[Phase]()
-        phases.update(now.phases)
-        yield GaugeMetricFamily("penstock_operator_queue_length", "Jobs that wait for a reconcile.", now.queued)
-        yield GaugeMetricFamily("penstock_operator_in_flight", "Jobs that are being reconciled.", now.in_flight)
-        jobs = GaugeMetricFamily("penstock_operator_jobs", "PipelineJobs by phase.", labels=["phase"])
-        for phase in Phase:
-            jobs.add_metric([phase.value], phases[phase])
-        yield jobs
-        ages = GaugeMetricFamily(
-            "penstock_operator_watch_age_seconds", "Seconds since the last answer of a watch.", labels=["resource"]
-        )
-        for resource, seconds in now.watch_ages.items():
-            ages.add_metric([resource], seconds)
-        yield ages
-        plans = GaugeMetricFamily("penstock_operator_planning_questions", "Plan requests by state.", labels=["state"])
-        plans.add_metric(["working"], now.plans_working)
-        plans.add_metric(["waiting"], now.plans_waiting)
-        yield plans
-        if now.lease_held is not None:
-            yield GaugeMetricFamily(
-                "penstock_operator_service_lease_held", "Whether a service renews its Lease.", float(now.lease_held)
-            )
 
     def ended(self, decision: SetPhase) -> None:
         """Count the end of an attempt."""

@@ -78,10 +78,17 @@ class Planning:
             answered, self._answered = self._answered, []
             return answered
 
-    def numbers(self) -> tuple[int, int]:
-        """Requests that are being computed, and that wait."""
+    @property
+    def num_working(self) -> int:
+        """Requests that are being computed."""
         with self._lock:
-            return len(self._working), len({key for keys in self._waiting.values() for key in keys})
+            return len(self._working)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        with self._lock:
+            return len({key for keys in self._waiting.values() for key in keys})
 
     def close(self) -> None:
         """Cancel all requests."""
