@@ -24,7 +24,7 @@ def test_every_field_without_a_type_is_checked() -> None:
     (version,) = pipeline_job_crd()["spec"]["versions"]
     fields = set(untyped(version["schema"]["openAPIV3Schema"]))
     assert fields == {f"spec.parallelism.{name}" for name in ("slices", "schedule", "recompute")}
-    assert fields <= {check.path for check in CHECKS}
+    assert fields <= {f"spec.{rule.where}" for rule in CHECKS}
 
 
 def test_every_check_names_its_field_first() -> None:
@@ -41,7 +41,7 @@ def test_variables_are_those_that_were_defined_before() -> None:
     for variable in policy()["spec"]["variables"]:
         assert set(re.findall(r"variables\.(\w+)", variable["expression"])) <= known
         known.add(variable["name"])
-    expressions = " ".join(check.holds + check.message_expression for check in CHECKS)
+    expressions = " ".join(rule.cel + rule.message_expression for rule in CHECKS)
     used = set(re.findall(r"variables\.(\w+)", expressions))
     assert used <= known
 
