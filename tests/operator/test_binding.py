@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.job import PipelineJob
-from penstock.operator.binding import in_order, measuring_bindings, profile_key, training_bindings
+from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
+from penstock.operator.binding import bindings, in_order, profile_key
 from penstock.operator.snapshots import NodeSnapshot, PodSnapshot
 from tests.support.manifests import example
 
@@ -65,17 +66,17 @@ def test_pods_of_a_host_are_neighbours(names: list[str]) -> None:
 @given(hosts)
 def test_every_pod_has_one_place_and_all_the_same_master(names: list[str]) -> None:
     found = in_order(pods(names), NODES)
-    bindings = training_bindings(JOB, 3, found, "digest")
-    assert [each.node_rank for each in bindings] == list(range(len(found)))
-    assert [each.pod_uid for each in bindings] == [pod.uid for pod in found]
-    assert {each.master for each in bindings} == {found[0].address}
-    assert {(each.attempt, each.epoch, each.num_nodes, each.plan_digest) for each in bindings} == {
+    made = bindings(JOB, 3, TRAIN_EPOCH, found, "digest")
+    assert [each.node_rank for each in made] == list(range(len(found)))
+    assert [each.pod_uid for each in made] == [pod.uid for pod in found]
+    assert {each.master for each in made} == {found[0].address}
+    assert {(each.attempt, each.epoch, each.num_nodes, each.plan_digest) for each in made} == {
         (3, 1, len(found), "digest")
     }
 
 
 def test_measuring_names_no_plan() -> None:
-    assert {(each.epoch, each.plan_digest) for each in measuring_bindings(JOB, 1, pods(["a", "b"]))} == {(0, "")}
+    assert {(each.epoch, each.plan_digest) for each in bindings(JOB, 1, MEASURE_EPOCH, pods(["a", "b"]))} == {(0, "")}
 
 
 def test_what_makes_a_measurement_another() -> None:

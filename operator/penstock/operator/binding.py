@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.core.job import PipelineJob
-from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH, PodBinding
+from penstock.core.pod import PodBinding
 from penstock.core.profile import digest
 from penstock.core.profile_matching import batches_to_measure, model_digest
 from penstock.operator.snapshots import NodeSnapshot, PodSnapshot
@@ -23,32 +23,24 @@ def in_order(pods: Sequence[PodSnapshot], nodes: Mapping[str, NodeSnapshot]) -> 
     return sorted(pods, key=lambda pod: (_identity(nodes, pod.node), pod.index))
 
 
-def measuring_bindings(job: PipelineJob, attempt: int, pods: Sequence[PodSnapshot]) -> list[PodBinding]:
-    """Return the bindings of epoch 0, in which an attempt measures, for pods in order."""
-    return [_binding(job, attempt, MEASURE_EPOCH, pods, number) for number in range(len(pods))]
-
-
-def training_bindings(
-    job: PipelineJob, attempt: int, pods: Sequence[PodSnapshot], plan_digest: str
+def bindings(
+    job: PipelineJob, attempt: int, epoch: int, pods: Sequence[PodSnapshot], plan_digest: str = ""
 ) -> list[PodBinding]:
-    """Return the bindings of epoch 1, in which an attempt trains by the plan, for pods in order."""
-    return [_binding(job, attempt, TRAIN_EPOCH, pods, number, plan_digest) for number in range(len(pods))]
-
-
-def _binding(
-    job: PipelineJob, attempt: int, epoch: int, pods: Sequence[PodSnapshot], number: int, plan_digest: str = ""
-) -> PodBinding:
-    return PodBinding(
-        pod_uid=pods[number].uid,
-        attempt=attempt,
-        epoch=epoch,
-        node_rank=number,
-        num_nodes=len(pods),
-        ranks_per_pod=job.spec.kubernetes.ranks_per_pod,
-        master=pods[0].address,
-        port=MASTER_PORT,
-        plan_digest=plan_digest,
-    )
+    """Return the bindings of pods in order: of `MEASURE_EPOCH`, or of `TRAIN_EPOCH` with the plan's digest."""
+    return [
+        PodBinding(
+            pod_uid=pod.uid,
+            attempt=attempt,
+            epoch=epoch,
+            node_rank=node_rank,
+            num_nodes=len(pods),
+            ranks_per_pod=job.spec.kubernetes.ranks_per_pod,
+            master=pods[0].address,
+            port=MASTER_PORT,
+            plan_digest=plan_digest,
+        )
+        for node_rank, pod in enumerate(pods)
+    ]
 
 
 def profile_key(

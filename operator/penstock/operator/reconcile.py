@@ -62,6 +62,7 @@ from penstock.core.job import JobSpec, PipelineJob
 from penstock.core.kubernetes_spec import KubernetesSpec
 from penstock.core.lifecycle import PLACED_IN_PART_SECONDS, Launch, Observation, Phase, SetPhase, Step
 from penstock.core.plan import Plan
+from penstock.core.pod import MEASURE_EPOCH, TRAIN_EPOCH
 from penstock.core.status import JobStatus
 from penstock.kube.transport import KubeError
 from penstock.operator import binding
@@ -378,7 +379,7 @@ class Reconciler:
         """Annotate each pod with the request to measure."""
         self._write(draft, draft.status)
         pods = binding.in_order(draft.facts.pods, draft.facts.nodes)
-        self._actions.bind(pods, binding.measuring_bindings(draft.job, draft.status.attempt, pods))
+        self._actions.bind(pods, binding.bindings(draft.job, draft.status.attempt, MEASURE_EPOCH, pods))
 
     def bind(self, draft: _Draft) -> None:
         """Write the plan first, then the bindings: a binding makes a pod read the plan.
@@ -393,7 +394,7 @@ class Reconciler:
         self._actions.publish_plan(draft.job, draft.status.attempt, plan)
         pods = binding.in_order(draft.facts.pods, draft.facts.nodes)
         digest = plan.for_ranks.digest
-        self._actions.bind(pods, binding.training_bindings(draft.job, draft.status.attempt, pods, digest))
+        self._actions.bind(pods, binding.bindings(draft.job, draft.status.attempt, TRAIN_EPOCH, pods, digest))
 
     def stop(self, draft: _Draft, reason: str) -> None:
         """Request a checkpoint and the end from each pod."""
