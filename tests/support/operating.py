@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from penstock.operator.actions import Actions
 from penstock.operator.agents import Agents
 from penstock.operator.cache import Cache
 from penstock.operator.cluster_profiles import ClusterProfiles
-from penstock.operator.events import EventRecorder, run_inline
+from penstock.operator.events import EventRecorder
 from penstock.operator.fetching import AgentError
 from penstock.operator.planning import Planning
 from penstock.operator.reconcile import Reconciler
@@ -39,6 +39,11 @@ from penstock.planner.worker.process import Planner
 from tests.support.fake_kube import FakeKube
 
 SETTINGS = Settings(image="penstock/trainer:1", service="https://service:8470")
+
+
+def run_inline(act: Callable[[], None]) -> None:
+    """Runs the call at once."""
+    act()
 
 
 class Answers:
@@ -83,7 +88,7 @@ class Operating:
         self.news: list[str] = []
         self.cache = Cache(self.clock, self.news.append)
         self.planning = Planning(self._planner)
-        announcer = EventRecorder(self.kube, self.clock)
+        announcer = EventRecorder(self.kube, self.clock, run_inline)
         self.actions = Actions(self.kube, self.cache, self._settings, self.clock)
         self.profiles = ClusterProfiles(self.kube, self.cache, self.actions, "default", self.clock)
         self.agents = Agents(self.answers.fetch, self.clock, run_inline, self.news.append)

@@ -17,7 +17,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +37,6 @@ SELDOM_SECONDS = 60.0
 """Seconds between two requests where only a checkpoint may be new, and after many failures."""
 
 MOST_DOUBLINGS = 4
-NUM_THREADS = 16
 MOST_OF_A_NAMESPACE = 4
 """Limit of concurrent requests for the jobs of one namespace."""
 
@@ -190,8 +188,3 @@ def _require_identity(report: AgentReport, request: _Request) -> None:
 
 def _single_line(error: PenstockError) -> str:
     return " ".join(str(error).split())[:300]
-
-
-def pool() -> ThreadPoolExecutor:
-    """Threads in which agents are polled."""
-    return ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="agents")

@@ -24,7 +24,7 @@ from penstock.kube.resources import NODES, PODS
 from penstock.kube.transport import KubeError
 from penstock.kube.watching import Contact, Watcher
 from penstock.operator.actions import Actions
-from penstock.operator.agents import Agents, fetch_from_pod, pool
+from penstock.operator.agents import Agents, fetch_from_pod
 from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.capacity import Offer, num_pods, offers
 from penstock.operator.cluster_profiles import ClusterProfiles
@@ -47,6 +47,9 @@ NUM_LAUNCHERS, NUM_THREADS = 32, 6
 
 A busy apiserver divides its time among concurrent calls. First launches get most of them, because users wait for these.
 """
+
+NUM_POLLERS = 16
+"""Limit of concurrent requests to agents."""
 
 FLUSH_SECONDS = 5.0
 SYNC_SECONDS = 60.0
@@ -79,7 +82,7 @@ class Controller:
         self._events = EventRecorder(self._kube, clock, self._event_writer.submit)
         actions = Actions(self._kube, self.cache, settings, clock)
         self._profiles = ClusterProfiles(self._kube, self.cache, actions, settings.measuring_namespace, clock)
-        self._agent_threads = pool()
+        self._agent_threads = ThreadPoolExecutor(NUM_POLLERS, thread_name_prefix="agents")
         agents = Agents(fetch_from_pod, clock, self._agent_threads.submit, self._notify)
         self._reconciler = Reconciler(self.cache, actions, self._planning, agents, clock, self._record_phase)
         self._queue = WorkQueue(

@@ -20,15 +20,10 @@ MOST_MESSAGE_CHARACTERS = 1024
 Submit = Callable[[Callable[[], None]], object]
 
 
-def run_inline(act: Callable[[], None]) -> None:
-    """Run the call at once; the caller waits for it."""
-    act()
-
-
 class EventRecorder:
     """Writes events in calls that ``submit`` runs. A failed write is only logged: the status has the same content."""
 
-    def __init__(self, kube: Kube, clock: Callable[[], float], submit: Submit = run_inline) -> None:
+    def __init__(self, kube: Kube, clock: Callable[[], float], submit: Submit) -> None:
         self._kube, self._clock, self._submit = kube, clock, submit
 
     def phase(self, job: JobSnapshot, decision: SetPhase) -> None:

@@ -16,15 +16,11 @@ from penstock.kube.names import GROUP, VERSION
 from penstock.kube.resources import JOBS
 from penstock.operator.kopf_settings import configure
 
-QUIET_LOGS = ("kopf.objects",)
-"""kopf would log every event."""
-
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Start the controller, or list all jobs if an earlier run of kopf started it."""
-    for name in QUIET_LOGS:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # kopf would log every event
     configure(settings)
     await memo.background.run(memo.controller.start(memo.background.loop))
 
