@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from penstock.operator import kopf_runs
-from penstock.operator.kopf_runs import KopfRuns
+from penstock.operator.kopf_runs import KopfRuns, background_loop
 
 SOON = 5.0
 
@@ -169,3 +169,24 @@ def test_an_error_after_a_signal_is_followed_by_no_run(waits: list[float], caplo
         KopfRuns(operate).run()
     assert not waits
     assert "kopf ended after a signal: RuntimeError: cut" in caplog.text
+
+
+def test_a_task_on_the_background_loop_outlives_the_loop_that_began_it() -> None:
+    ended: list[int] = []
+
+    async def begin() -> asyncio.Task[None]:
+        async def later() -> None:
+            await asyncio.sleep(0.1)
+            ended.append(1)
+
+        return asyncio.get_running_loop().create_task(later())
+
+    async def run_of_kopf() -> asyncio.Task[None]:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(begin(), background))
+
+    with background_loop() as background:
+        task = asyncio.run(run_of_kopf())
+        assert not ended
+        asyncio.run_coroutine_threadsafe(asyncio.wait_for(task, SOON), background).result()
+    assert ended == [1]
+    assert background.is_closed()

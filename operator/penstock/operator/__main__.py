@@ -32,9 +32,8 @@ from penstock.operator import (
     health,
     metrics,
 )
-from penstock.operator.background import BackgroundLoop
 from penstock.operator.controller import controller_from
-from penstock.operator.kopf_runs import KopfRuns
+from penstock.operator.kopf_runs import KopfRuns, background_loop
 from penstock.operator.kube import HttpKube
 from penstock.operator.policy_check import NUM_CONNECTIONS, report
 from penstock.operator.settings import METRICS_VARIABLE, port_of, settings_from
@@ -69,7 +68,7 @@ def operate(environment: Mapping[str, str]) -> None:
     settings = settings_from(environment)
     port = port_of(environment, LIVENESS_VARIABLE, LIVENESS_PORT)
     controller = controller_from(settings, SlewedClock())
-    with BackgroundLoop() as background, ExitStack() as servers:
+    with background_loop() as background, ExitStack() as servers:
         if port:
             servers.callback(health.serve(controller.probe, port))
         if settings.metrics_port:
@@ -91,7 +90,7 @@ def operate(environment: Mapping[str, str]) -> None:
         try:
             runs.run()
         finally:
-            background.wait_for(controller.close())
+            asyncio.run_coroutine_threadsafe(controller.close(), background).result()
 
 
 def require_startable(environment: Mapping[str, str]) -> None:

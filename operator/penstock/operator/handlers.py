@@ -7,6 +7,7 @@ run of kopf: otherwise kopf would retry a minute later.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -22,7 +23,8 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     """Start the controller, or list all jobs if an earlier run of kopf started it."""
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # kopf would log every event
     configure(settings)
-    await memo.background.run(memo.controller.start(memo.background.loop))
+    started = asyncio.run_coroutine_threadsafe(memo.controller.start(memo.background), memo.background)
+    await asyncio.wrap_future(started)
 
 
 @kopf.on.event(GROUP, VERSION, JOBS.plural)

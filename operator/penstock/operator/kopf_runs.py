@@ -2,7 +2,7 @@
 
 kopf retries a call that fails, but some answers of a cluster end the whole operator: a 404, an error event inside a
 watch, a truncated answer of API discovery (docs/adr/0057). Every run has an event loop of its own, because kopf cancels
-all tasks of its loop when it ends. What has to outlive a run is therefore kept on another loop.
+all tasks of its loop when it ends. What has to outlive a run is therefore kept on another loop (`background_loop`).
 
 kopf handles signals only until its run begins to end, and a loop that closes removes its handlers. The kernel ignores
 signals to process 1 of a container without a handler. So this module sets handlers once, for all runs, and the loops
@@ -16,7 +16,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVarTuple
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,20 @@ STEADY_SECONDS = 60.0
 Arguments = TypeVarTuple("Arguments")
 Operate = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 """Runs kopf until it fails, or until the stop flag is set."""
+
+
+@contextmanager
+def background_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Run an event loop in a thread of its own during the block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="controller", daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 class _Loop(asyncio.SelectorEventLoop):
