@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.operator.remedies import clocks_differ, with_remedy
+from penstock.operator.pending_reasons import clocks_differ, with_remedy
 
 
 @pytest.mark.parametrize(

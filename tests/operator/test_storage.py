@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
-from penstock.operator.storage import require_shared_output
+from penstock.operator.podspec import require_shared_output
 from tests.support.manifests import example
 
 CLAIMS: dict[str, Sequence[str]] = {"shared": ["ReadWriteOnce", "ReadWriteMany"], "single": ["ReadWriteOnce"]}

@@ -42,9 +42,9 @@ from penstock.operator import manifests
 from penstock.operator.cache import Cache, JobSnapshot
 from penstock.operator.grace import grace_seconds
 from penstock.operator.kube import KINDS, Kube
+from penstock.operator.podspec import require_shared_output
 from penstock.operator.settings import Settings
 from penstock.operator.snapshots import CHILDREN, PodSnapshot, jobset_snapshot, pod_snapshot
-from penstock.operator.storage import require_shared_output
 
 log = logging.getLogger(__name__)
 

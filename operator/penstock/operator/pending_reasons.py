@@ -1,11 +1,10 @@
-"""Pending reasons of an attempt, with remedies."""
+"""Pending reasons of an attempt, with remedies: the scheduler and the kubelet report only the reasons."""
 
 from __future__ import annotations
 
 from penstock.core.lifecycle import PLACED_IN_PART_SECONDS, AttemptState
 from penstock.kube.names import RANKS_JOB
 from penstock.operator.facts import Facts
-from penstock.operator.remedies import with_remedy
 from penstock.operator.snapshots import PodSnapshot
 
 POD_SECONDS = 15.0
@@ -14,6 +13,20 @@ POD_SECONDS = 15.0
 START_SECONDS = 30.0
 """Seconds within which a node that has the image and can mount the volumes starts a pod."""
 
+
+_GOES_ON = "the job goes on by itself"
+_NEW_JOB = "a spec cannot be changed, so make a new job"
+_IMAGE = f"push the image or give the account a pull secret, and {_GOES_ON}; or fix kubernetes.image in a new job"
+
+_REMEDIES = (
+    ("persistentvolumeclaim", f"make the claim, and {_GOES_ON}"),
+    ("Unschedulable", f"add nodes or free some, and {_GOES_ON}; or make a new job that requests less, or has minRanks"),
+    ("InvalidImageName", f"fix kubernetes.image; {_NEW_JOB}"),
+    ("ErrImage", _IMAGE),
+    ("ImagePull", _IMAGE),
+    ("CreateContainerConfigError", f"make the objects that kubernetes.env names, and {_GOES_ON}"),
+)
+"""The first key that occurs in the message decides."""
 
 NO_SERVICE = "the service could deliver the measurement, but is not running; start it, or wait for the agent"
 
@@ -119,3 +132,18 @@ def short_since(facts: Facts) -> float | None:
         pod.pending_reason.since for pod in facts.pods if pod.pending_reason and pod.pending_reason.since is not None
     ]
     return min(times) + facts.ahead_seconds if times else None
+
+
+def with_remedy(message: str) -> str:
+    """The message, with its remedy if there is one."""
+    remedy = next((remedy for key, remedy in _REMEDIES if key in message), "")
+    return f"{message}; {remedy}" if remedy else message
+
+
+def clocks_differ(ahead_seconds: float) -> str:
+    """Message about a difference between the operator's and the cluster's clocks; empty if they agree."""
+    if not ahead_seconds:
+        return ""
+    which = "ahead of" if ahead_seconds > 0 else "behind"
+    minutes = max(1, round(abs(ahead_seconds) / 60))
+    return f"the operator's clock is about {minutes} min {which} the cluster's; synchronise both machines with NTP"

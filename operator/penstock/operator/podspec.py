@@ -9,10 +9,12 @@ operator (ADR 0030).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
+from penstock.core.kubernetes_spec import AccessMode
 from penstock.core.pod import (
     AGENT_ADDRESS_VARIABLE,
     AGENT_PORT,
@@ -212,3 +214,32 @@ def _storage_mount(root: str) -> dict[str, Any]:
 
 def _volume(root: str) -> str:
     return f"root-{root.replace('/', '-').lower()}"
+
+
+_WHERE = f"spec.kubernetes.volumes.{OUT}"
+_REMEDY = "name a claim with access mode ReadWriteMany, or a template of a storage class that offers it"
+
+
+def require_shared_output(
+    job: PipelineJob, num_pods: int, modes_of_claim: Callable[[str], Sequence[str] | None]
+) -> None:
+    """Raise `UserError` unless ``num_pods`` pods may all write the job's output: the next attempt must be able to read
+    it, on any node.
+
+    ``modes_of_claim`` returns the access modes of a claim; none if the claim does not exist yet. A missing claim is no
+    error: the pods wait for it.
+    """
+    if num_pods < 2:
+        return
+    volume = job.spec.kubernetes.volumes.get(OUT)
+    if volume is None:
+        raise UserError(
+            what=f"is missing, but {num_pods} pods have to share their output", where=_WHERE, remedy=_REMEDY
+        )
+    if volume.template is not None:
+        modes: Sequence[str] | None = [mode.value for mode in volume.template.access_modes]
+    else:
+        modes = modes_of_claim(volume.claim or "")
+    if modes is not None and AccessMode.READ_WRITE_MANY.value not in modes:
+        what = f"offers {', '.join(modes) or 'no access mode'}, but {num_pods} pods have to write there"
+        raise UserError(what=what, where=_WHERE, remedy=_REMEDY)

@@ -30,6 +30,7 @@ from penstock.operator.drift import BEGINNING, step_seconds, with_drift
 from penstock.operator.facts import Facts
 from penstock.operator.observe import attempt_state
 from penstock.operator.pending_reasons import (
+    clocks_differ,
     hold_reason,
     measuring_message,
     missing_pods,
@@ -38,7 +39,6 @@ from penstock.operator.pending_reasons import (
     placement_since,
     unstarted_pods,
 )
-from penstock.operator.remedies import clocks_differ
 
 _WAITS = {
     Phase.QUEUED: ConditionType.ADMITTED,
