@@ -75,7 +75,7 @@ class Cache:
         }
         self._ownership = Ownership()
         self._places = Places()
-        self._nodes: dict[str, NodeSnapshot] = {}
+        self._nodes: Mapping[str, NodeSnapshot] = {}
         self._service_since: float | None = None
         self._capacities: Mapping[str, Capacity] = {}
         self._ahead_seconds = 0.0
@@ -271,26 +271,25 @@ class Cache:
 
     def put_node(self, node: NodeSnapshot) -> None:
         """Cache the node; a change notifies the jobs that have pods on it."""
-        with self._lock:
-            if self._nodes.get(node.name) == node:
-                return  # a heartbeat only
-            self._nodes = {**self._nodes, node.name: node}
-        self._notify_node(node.name)
+        self._change_nodes(lambda nodes: {**nodes, node.name: node})
 
     def remove_node(self, name: str) -> None:
         """Drop an object that was deleted from the cluster."""
-        with self._lock:
-            self._nodes = {other: node for other, node in self._nodes.items() if other != name}
-        self._notify_node(name)
+        self._change_nodes(lambda nodes: {other: node for other, node in nodes.items() if other != name})
 
     def replace_nodes(self, nodes: Iterable[NodeSnapshot]) -> None:
         """Cache these, which are all nodes."""
         current = {node.name: node for node in nodes}
+        self._change_nodes(lambda nodes: current)
+
+    def _change_nodes(self, change: Callable[[Mapping[str, NodeSnapshot]], Mapping[str, NodeSnapshot]]) -> None:
         with self._lock:
-            before, self._nodes = self._nodes, current
-        for name in before.keys() | current.keys():
-            if before.get(name) != current.get(name):
-                self._notify_node(name)
+            before, self._nodes = self._nodes, change(self._nodes)
+            changed = {name for name, _ in before.items() ^ self._nodes.items()}
+            jobs = self._jobs if changed else ()  # a heartbeat changes nothing
+            uids = [uid for uid in jobs if any(pod.node in changed for pod in self._pods.of(uid))]
+        for uid in uids:
+            self._notify(uid)
 
     @property
     def service_since(self) -> float | None:
@@ -336,12 +335,6 @@ class Cache:
                 else Capacity(num_pods=count, since=now)
                 for uid, count in pods_by_job.items()
             }
-
-    def _notify_node(self, name: str) -> None:
-        with self._lock:
-            uids = [uid for uid in self._jobs if any(pod.node == name for pod in self._pods.of(uid))]
-        for uid in uids:
-            self._notify(uid)
 
     def _notify_if(self, uid: str, is_changed: bool) -> None:
         if is_changed:
