@@ -221,7 +221,7 @@ class Controller:
         self._metrics.retries.inc()
         job = self.cache.job(uid)
         name = f"{job.namespace}/{job.name}" if job else uid
-        wait, extra = backoff_seconds(failures), log_fields(job)
+        wait, extra = backoff_seconds(failures), log_fields(job) if job else {}
         if isinstance(error, PenstockError):
             message = "job %s: reconcile failed: %s; retrying in %.1f s (%d failures in a row)"
             log.warning(message, name, error, wait, failures, extra=extra)

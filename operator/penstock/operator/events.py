@@ -32,9 +32,6 @@ class EventRecorder:
         message = f"{decision.phase}: {decision.message}" if decision.message else str(decision.phase)
         extra = {**log_fields(job), "phase": str(decision.phase), "reason": decision.reason}
         log.info("job %s/%s: %s (%s)", job.namespace, job.name, message, decision.reason, extra=extra)
-        self._record(job, "Warning" if is_bad else "Normal", decision.reason, message)
-
-    def _record(self, job: JobSnapshot, kind: str, reason: str, message: str) -> None:
         now = format_instant(self._clock())
         event = {
             "apiVersion": "v1",
@@ -47,8 +44,8 @@ class EventRecorder:
                 "namespace": job.namespace,
                 "uid": job.uid,
             },
-            "type": kind,
-            "reason": reason,
+            "type": "Warning" if is_bad else "Normal",
+            "reason": decision.reason,
             "message": message[:MOST_MESSAGE_CHARACTERS],
             "source": {"component": OPERATOR_MANAGER},
             "firstTimestamp": now,
@@ -71,8 +68,6 @@ class EventRecorder:
             )
 
 
-def log_fields(job: JobSnapshot | None) -> dict[str, str]:
+def log_fields(job: JobSnapshot) -> dict[str, str]:
     """Structured fields of a log line about the job."""
-    if job is None:
-        return {}
     return {"namespace": job.namespace, "job": job.name, "uid": job.uid, "phase": str(job.status.phase)}

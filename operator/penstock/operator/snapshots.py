@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from penstock.core import jsontext
 from penstock.core.errors import UserError
 from penstock.core.instants import parse_instant
+from penstock.core.manifest import Manifest
 from penstock.core.pod import PodBinding
 from penstock.core.supervision import AttemptReport
 from penstock.kube.names import (
@@ -32,6 +34,8 @@ from penstock.kube.names import (
 from penstock.kube.owners import controller
 from penstock.kube.resources import BATCH_JOBS, JOBSETS, PODS
 from penstock.kube.transport import Object
+
+T = TypeVar("T", bound=Manifest)
 
 UNREADABLE = (UserError, ValueError, KeyError, TypeError, AttributeError)
 """Errors in reading objects that were written by hand, or by another version of penstock."""
@@ -213,7 +217,7 @@ def pod_snapshot(item: Object) -> PodSnapshot:
         being_deleted="deletionTimestamp" in metadata,
         placed_at=parse_instant(_condition(item, "PodScheduled").get("lastTransitionTime"), "PodScheduled"),
         image_id=container.get("imageID") or reporter.get("imageID", ""),
-        binding=_binding(annotations.get(BINDING_ANNOTATION, "")),
+        binding=_read(PodBinding, annotations.get(BINDING_ANNOTATION, "")),
         stop_requested_at=_instant(annotations.get(STOP_ANNOTATION, "")),
         reminder=annotations.get(REMINDER_ANNOTATION, ""),
         pending_reason=_pending_reason(item, reporter, container),
@@ -259,10 +263,10 @@ def _container(status: Object, kind: str, name: str) -> Object:
     return next((c for c in status.get(kind) or () if c["name"] == name), {})
 
 
-def _binding(text: str) -> PodBinding | None:
-    """Return the binding; none if another writer put something else there."""
+def _read(kind: type[T], text: str) -> T | None:
+    """Return the manifest of that type; none without one, or if another writer or process put something else there."""
     try:
-        return PodBinding.from_manifest(jsontext.load(text)) if text else None
+        return kind.from_manifest(jsontext.load(text)) if text else None
     except (ValueError, UserError):
         return None
 
@@ -292,7 +296,7 @@ def _end(pod: Object, container: Object, reports: bool) -> End | None:
     terminated = container.get("state", {}).get("terminated", {})
     if status.get("phase") not in ("Succeeded", "Failed") and (reports or not terminated):
         return None
-    report = _report(terminated.get("message", ""))
+    report = _read(AttemptReport, terminated.get("message", ""))  # a killed container left none
     disruption = _condition(pod, "DisruptionTarget")
     return End(
         succeeded=status.get("phase") == "Succeeded" or (bool(terminated) and terminated.get("exitCode") == 0),
@@ -301,14 +305,6 @@ def _end(pod: Object, container: Object, reports: bool) -> End | None:
         disrupted=bool(disruption),
         report=report,
     )
-
-
-def _report(text: str) -> AttemptReport | None:
-    """Return the pod's report; none for a killed container, which left no message or one of another process."""
-    try:
-        return AttemptReport.from_manifest(jsontext.load(text)) if text else None
-    except (ValueError, UserError):
-        return None
 
 
 def _end_message(status: Object, terminated: Object, report: AttemptReport | None, disruption: Object) -> str:
