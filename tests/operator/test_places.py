@@ -15,7 +15,6 @@ from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import PLACED_IN_PART_SECONDS, Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.resources import JOBSETS
-from penstock.operator import places
 from penstock.operator.places import Contender, PlacementState, Places, Pool, jitter, pool_of
 from tests.support.one_job import condition, example
 from tests.support.scheduling import Cluster
@@ -59,7 +58,7 @@ def test_what_is_held_in_part_goes_back_and_is_asked_for_again() -> None:
     uid = cluster.submit("wide", 2)
     for _ in range(3):
         cluster.step()
-    assert condition(cluster.operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, places.PLACED_IN_PART)
+    assert condition(cluster.operating, uid, ConditionType.ADMITTED) == (ConditionStatus.FALSE, PlacementState.IN_PART)
     assert "1 of 2 ranks have a place" in cluster.operating.status(uid).message
     cluster.run(PLACED_IN_PART_SECONDS + 5.0)
     told = dict(cluster.operating.events())

@@ -33,26 +33,17 @@ from penstock.core.job import Device, PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.status import ConditionStatus, ConditionType, JobStatus
 
-IN_LINE, PLACING = "WaitsForPlaces", "Placing"
-PLACED_IN_PART, UNPLACED = "PlacedInPart", "Unschedulable"
-"""Reasons of the condition Admitted, where it does not hold."""
+
+class PlacementState(enum.StrEnum):
+    """State of a job in a competition: the reason of its condition Admitted, where that does not hold."""
+
+    IN_LINE = "WaitsForPlaces"
+    PLACING = "Placing"
+    SHORT = "Unschedulable"
+    IN_PART = "PlacedInPart"
 
 
-class PlacementState(enum.Enum):
-    """State of a job in a competition."""
-
-    IN_LINE = "in line"
-    PLACING = "placing"
-    SHORT = "short"
-    IN_PART = "in part"
-
-
-_STATES = {
-    IN_LINE: PlacementState.IN_LINE,
-    PLACING: PlacementState.PLACING,
-    UNPLACED: PlacementState.SHORT,
-    PLACED_IN_PART: PlacementState.IN_PART,
-}
+_STATES = {state.value: state for state in PlacementState}
 _ATTEMPTS = (PlacementState.PLACING, PlacementState.SHORT, PlacementState.IN_PART)
 _SHORT = (PlacementState.SHORT, PlacementState.IN_PART)
 
@@ -135,7 +126,7 @@ def competitor(job: PipelineJob, status: JobStatus) -> Contender:
         pool=pool_of(job),
         order=(-job.spec.run_policy.priority, since if since is not None else float("inf"), job.metadata.uid),
         state=state,
-        gave_up=status.phase is Phase.RECOVERING and status.reason == PLACED_IN_PART,
+        gave_up=status.phase is Phase.RECOVERING and status.reason == PlacementState.IN_PART,
     )
 
 

@@ -25,7 +25,6 @@ from penstock.core.replanning import DRIFTED_RATIO, SETTLED_RATIO, drift_ratio
 from penstock.core.speed import step_text
 from penstock.core.status import Condition, ConditionStatus, ConditionType, JobStatus, PlanStatus
 from penstock.kube.transport import KubeError
-from penstock.operator import places
 from penstock.operator.drift import BEGINNING, step_seconds, with_drift
 from penstock.operator.facts import Facts
 from penstock.operator.observe import attempt_state
@@ -39,6 +38,7 @@ from penstock.operator.pending_reasons import (
     placement_since,
     unstarted_pods,
 )
+from penstock.operator.places import PlacementState
 
 _WAITS = {
     Phase.QUEUED: ConditionType.ADMITTED,
@@ -198,18 +198,18 @@ def _conditions(status: JobStatus, facts: Facts, waits_for: str, now: float) -> 
 def _admission_reason(status: JobStatus, facts: Facts, now: float) -> str:
     """Reason of the condition Admitted, which encodes the job's placement state (`penstock.operator.places`)."""
     before = status.condition(ConditionType.ADMITTED)
-    was_in_line = before is not None and before.reason in (places.IN_LINE, places.PLACING)
+    was_in_line = before is not None and before.reason in (PlacementState.IN_LINE, PlacementState.PLACING)
     if facts.job.spec.kubernetes.queue_name or status.phase not in (Phase.QUEUED, Phase.RECOVERING):
         return "Waiting"
     if status.phase is Phase.RECOVERING:
-        return places.IN_LINE if was_in_line or status.reason in PLACES_RELEASED else "Waiting"
+        return PlacementState.IN_LINE if was_in_line or status.reason in PLACES_RELEASED else "Waiting"
     if placement_since(facts) is not None:
-        return places.PLACED_IN_PART if placed_ranks(facts) else places.UNPLACED
+        return PlacementState.IN_PART if placed_ranks(facts) else PlacementState.SHORT
     if facts.jobset is None and status.attempt <= status.launched:
-        return places.IN_LINE if was_in_line or facts.competition.held_by else "Waiting"
+        return PlacementState.IN_LINE if was_in_line or facts.competition.held_by else "Waiting"
     due = now if facts.jobset is None else facts.jobset.made_at + facts.ahead_seconds + PLACED_IN_PART_SECONDS
     is_placing = was_in_line and not _is_placed(facts) and now <= due
-    return places.PLACING if is_placing else "Waiting"
+    return PlacementState.PLACING if is_placing else "Waiting"
 
 
 def _is_placed(facts: Facts) -> bool:
