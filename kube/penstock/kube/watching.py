@@ -25,12 +25,16 @@ SHORTEST_WATCH_SECONDS = 1.0
 """A watch that ends sooner is followed by a backoff; a cluster normally keeps one open for minutes."""
 
 
-class Source(Protocol):
-    """The calls of a watch to a cluster, which `penstock.kube.transport.Transport` makes."""
+class Lists(Protocol):
+    """A cluster whose objects can be listed, such as `penstock.kube.transport.Transport`."""
 
     def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
         """All objects with the labels that ``selector`` names."""
         ...
+
+
+class Watches(Lists, Protocol):
+    """A cluster whose objects can be listed and watched."""
 
     def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
         """Changes after ``version``, for a minute at most."""
@@ -78,7 +82,7 @@ class Contact:
 class Watcher(Contact):
     """One watch in a thread of its own. ``synced`` is set after the first full list."""
 
-    def __init__(self, kube: Source, watched: Watched, namespace: str, clock: Callable[[], float]) -> None:
+    def __init__(self, kube: Watches, watched: Watched, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(clock)
         self._kube, self._watched, self._namespace = kube, watched, namespace
         self._ending = threading.Event()

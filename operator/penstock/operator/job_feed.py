@@ -18,12 +18,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.core.errors import PenstockError
-from penstock.kube.resources import JOBS, Resource
-from penstock.kube.transport import KubeError, Listing
-from penstock.kube.watching import Contact
+from penstock.kube.resources import JOBS
+from penstock.kube.transport import KubeError
+from penstock.kube.watching import Contact, Lists
 from penstock.operator.cache import Cache
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,6 @@ ANSWER_SECONDS = 5.0
 """Longest wait of `JobFeed.begin_watch` for its list."""
 
 
-class Lister(Protocol):
-    """The call that lists PipelineJobs, which `penstock.kube.transport.Transport` makes."""
-
-    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
-        """All objects of the namespace, or of all namespaces if it is empty."""
-        ...
-
-
 class JobFeed(Contact):
     """Passes PipelineJobs on to the cache. ``synced`` is set after the first list. Lists go on every minute, even if
     kopf's watch is dead.
@@ -58,7 +50,7 @@ class JobFeed(Contact):
 
     name = JOBS.plural
 
-    def __init__(self, kube: Lister, cache: Cache, namespace: str, clock: Callable[[], float]) -> None:
+    def __init__(self, kube: Lists, cache: Cache, namespace: str, clock: Callable[[], float]) -> None:
         super().__init__(clock)
         self._kube, self._cache, self._namespace = kube, cache, namespace
         self._is_missing = self._is_watch_expected = False

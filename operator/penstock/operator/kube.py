@@ -7,12 +7,13 @@ so that it never hits a new object of the same name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from penstock.kube.names import JOB_KIND, OPERATOR_MANAGER, PROFILE_KIND
 from penstock.kube.resources import CLAIMS, CLUSTER_PROFILES, CONFIG_MAPS, EVENTS, JOBS, JOBSETS, PODS, Resource
-from penstock.kube.transport import APPLY, MERGE, Change, KubeError, Listing, Object, Transport
+from penstock.kube.transport import APPLY, MERGE, KubeError, Object, Reads, Transport
+from penstock.kube.watching import Watches
 
 KINDS = {
     JOB_KIND: JOBS,
@@ -24,20 +25,8 @@ KINDS = {
 }
 
 
-class Kube(Protocol):
+class Kube(Reads, Watches, Protocol):
     """The operator's calls to a cluster. All raise `KubeError`."""
-
-    def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """The object as it is now."""
-        ...
-
-    def list(self, resource: Resource, namespace: str = "", selector: str = "") -> Listing:
-        """All objects with the labels that ``selector`` names."""
-        ...
-
-    def watch(self, resource: Resource, version: str, namespace: str = "", selector: str = "") -> Iterator[Change]:
-        """Changes after ``version``, for a minute at most."""
-        ...
 
     def create(self, manifest: Mapping[str, Any]) -> Object:
         """Create an object that does not exist yet."""
