@@ -51,34 +51,34 @@ class Bench:
 
 def test_a_look_waits_for_no_pod() -> None:
     bench = Bench()
-    news = bench.agents.poll("j", POD, measures=True)
+    news = bench.agents.poll(POD, measures=True)
     assert (news.report, news.problem, len(bench.waiting)) == (None, "", 1)
-    bench.agents.poll("j", POD, measures=True)
+    bench.agents.poll(POD, measures=True)
     assert len(bench.waiting) == 1, "one request of a job is on its way at once"
     bench.go()
     assert bench.told == ["j"]
-    assert bench.agents.poll("j", POD, measures=True).report == REPORT
+    assert bench.agents.poll(POD, measures=True).report == REPORT
 
 
 def test_the_same_again_is_no_news() -> None:
     bench = Bench()
     for _ in range(5):
-        bench.agents.poll("j", POD, measures=True)
+        bench.agents.poll(POD, measures=True)
         bench.go()
         bench.now += PAUSE_SECONDS
     assert bench.told == ["j"]
-    assert bench.agents.poll("j", POD, measures=True).since == 1000.0
+    assert bench.agents.poll(POD, measures=True).since == 1000.0
 
 
 def test_one_namespace_does_not_keep_another_waiting() -> None:
     bench = Bench()
     for number in range(MOST_OF_A_NAMESPACE + 5):
-        bench.agents.poll(f"j{number}", replace(POD, namespace="slow"), measures=True)
+        bench.agents.poll(replace(POD, job_uid=f"j{number}", namespace="slow"), measures=True)
     assert len(bench.waiting) == MOST_OF_A_NAMESPACE
-    bench.agents.poll("j", POD, measures=True)
+    bench.agents.poll(POD, measures=True)
     assert len(bench.waiting) == MOST_OF_A_NAMESPACE + 1
     bench.go()
-    bench.agents.poll(f"j{MOST_OF_A_NAMESPACE}", replace(POD, namespace="slow"), measures=True)
+    bench.agents.poll(replace(POD, job_uid=f"j{MOST_OF_A_NAMESPACE}", namespace="slow"), measures=True)
     assert len(bench.waiting) == 1
 
 
@@ -87,7 +87,7 @@ def test_failures_are_followed_by_growing_pauses() -> None:
     bench.answer = AgentError("cannot be reached")
     asked = []
     for _ in range(600):
-        bench.agents.poll("j", POD, measures=True)
+        bench.agents.poll(POD, measures=True)
         if bench.waiting:
             asked.append(bench.now)
             bench.go()
@@ -101,13 +101,13 @@ def test_failures_are_followed_by_growing_pauses() -> None:
 def test_what_another_pod_of_the_job_said_counts_no_more() -> None:
     """Also if it answers late."""
     bench = Bench()
-    bench.agents.poll("j", POD, measures=True)
+    bench.agents.poll(POD, measures=True)
     following = replace(POD, uid="next", attempt=2)
-    assert bench.agents.poll("j", following, measures=True).report is None
+    assert bench.agents.poll(following, measures=True).report is None
     bench.waiting.pop()
     bench.go()
-    assert bench.agents.poll("j", following, measures=True).report is None
-    bench.agents.poll("gone", POD, measures=True)
+    assert bench.agents.poll(following, measures=True).report is None
+    bench.agents.poll(replace(POD, job_uid="gone"), measures=True)
     bench.agents.forget("gone")
     bench.go()
     assert bench.told == []
@@ -116,6 +116,6 @@ def test_what_another_pod_of_the_job_said_counts_no_more() -> None:
 def test_an_unexpected_error_is_a_problem_of_its_job() -> None:
     bench = Bench()
     bench.answer = RuntimeError("what?")
-    bench.agents.poll("j", POD, measures=True)
+    bench.agents.poll(POD, measures=True)
     bench.go()
-    assert "RuntimeError" in bench.agents.poll("j", POD, measures=True).problem
+    assert "RuntimeError" in bench.agents.poll(POD, measures=True).problem

@@ -70,14 +70,6 @@ class _Agent:
     has_open_request: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    job_uid: str
-    pod: PodSnapshot
-    measures: bool
-    before: AgentAnswer
-
-
 def fetch_from_pod(address: str, name: str) -> bytes:
     """Return the document of that name from the agent of the pod at that address; raises `AgentError`."""
     require_pod_address(address)
@@ -97,21 +89,21 @@ class Agents:
         self._agents: dict[str, _Agent] = {}
         self._busy: Counter[str] = Counter()
 
-    def poll(self, job_uid: str, pod: PodSnapshot, *, measures: bool) -> AgentAnswer:
-        """Return the last answer of the job's agent in that pod. Poll it again if that answer is old. If the job
-        ``measures``, its measurement is fetched too.
+    def poll(self, pod: PodSnapshot, *, measures: bool) -> AgentAnswer:
+        """Return the last answer of the agent in that pod, which belongs to its job. Poll it again if that answer is
+        old. If the job ``measures``, its measurement is fetched too.
         """
         now = self._clock()
         with self._lock:
-            agent = self._agents.get(job_uid)
+            agent = self._agents.get(pod.job_uid)
             if agent is None or agent.pod_uid != pod.uid:
-                agent = self._agents[job_uid] = _Agent(pod.uid, AgentAnswer(since=now), next_at=now)
+                agent = self._agents[pod.job_uid] = _Agent(pod.uid, AgentAnswer(since=now), next_at=now)
             answer, is_due = agent.answer, now >= agent.next_at and not agent.has_open_request
             if not is_due or self._busy[pod.namespace] >= MOST_OF_A_NAMESPACE:
                 return answer
             agent.has_open_request, agent.next_at = True, now + (PAUSE_SECONDS if measures else SELDOM_SECONDS)
             self._busy[pod.namespace] += 1
-        self._submit(lambda: self._send(_Request(job_uid, pod, measures, answer)))
+        self._submit(lambda: self._send(pod, measures, answer))
         with self._lock:
             return agent.answer
 
@@ -120,9 +112,9 @@ class Agents:
         with self._lock:
             self._agents.pop(job_uid, None)
 
-    def _send(self, request: _Request) -> None:
+    def _send(self, pod: PodSnapshot, measures: bool, before: AgentAnswer) -> None:
         try:
-            report, profile = self._fetch_answer(request)
+            report, profile = self._fetch_answer(pod, measures, before)
             answer = AgentAnswer(since=self._clock(), report=report, profile=profile)
         except AgentError as error:
             answer = AgentAnswer(since=0.0, problem=_single_line(error))
@@ -131,20 +123,20 @@ class Agents:
         except Exception as error:
             log.exception(
                 "pod %s/%s: the answer of its agent could not be processed; the agent is polled again with backoff",
-                request.pod.namespace,
-                request.pod.name,
+                pod.namespace,
+                pod.name,
             )
             answer = AgentAnswer(since=0.0, problem=f"gave an answer that failed: {type(error).__name__}")
-        is_changed = self._keep(request, answer)
+        is_changed = self._keep(pod, answer)
         if is_changed:
-            self._notify(request.job_uid)
+            self._notify(pod.job_uid)
 
-    def _keep(self, request: _Request, answer: AgentAnswer) -> bool:
+    def _keep(self, pod: PodSnapshot, answer: AgentAnswer) -> bool:
         """Store the answer; return whether it is new."""
         with self._lock:
-            self._busy[request.pod.namespace] -= 1
-            agent = self._agents.get(request.job_uid)
-            if agent is None or agent.pod_uid != request.pod.uid:
+            self._busy[pod.namespace] -= 1
+            agent = self._agents.get(pod.job_uid)
+            if agent is None or agent.pod_uid != pod.uid:
                 return False
             agent.has_open_request, before = False, agent.answer
             if answer.problem:
@@ -158,17 +150,21 @@ class Agents:
                 agent.answer = replace(answer, since=before.since if is_same else answer.since)
             return agent.answer != before
 
-    def _fetch_answer(self, request: _Request) -> tuple[AgentReport, Profile | None]:
-        """The agent's current answer. A measurement is fetched once."""
-        address = request.pod.address
-        report = AgentReport.from_manifest(self._read(self._fetch(address, AGENT_REPORT)), "report")
-        _require_identity(report, request)
-        if not request.measures or report.profile is not Step.DONE or not report.measurement:
+    def _fetch_answer(
+        self, pod: PodSnapshot, measures: bool, before: AgentAnswer
+    ) -> tuple[AgentReport, Profile | None]:
+        """The agent's current answer. A measurement is fetched once.
+
+        Raises `AgentError` if another pod answered: an address may have been reassigned.
+        """
+        report = AgentReport.from_manifest(self._read(self._fetch(pod.address, AGENT_REPORT)), "report")
+        if (report.pod_uid, report.job_uid, report.attempt) != (pod.uid, pod.job_uid, pod.attempt):
+            raise AgentError("answered for another pod, job or attempt")
+        if not measures or report.profile is not Step.DONE or not report.measurement:
             return report, None
-        before = request.before
         if before.profile is not None and before.report is not None and before.report.measurement == report.measurement:
             return report, before.profile
-        packed = self._fetch(address, AGENT_MEASUREMENT)
+        packed = self._fetch(pod.address, AGENT_MEASUREMENT)
         if hashlib.sha256(packed).hexdigest() != report.measurement:
             raise AgentError("served another measurement than announced: its SHA-256 differs")
         return report, Profile.from_manifest(self._read(packed), "measurement")
@@ -177,13 +173,6 @@ class Agents:
         """Unpack one document at a time: the largest allowed one takes about a hundred megabytes meanwhile."""
         with self._unpack_lock:
             return unpack(packed)
-
-
-def _require_identity(report: AgentReport, request: _Request) -> None:
-    """Raise `AgentError` if another pod answered: an address may have been reassigned."""
-    identity = (report.pod_uid, report.job_uid, report.attempt)
-    if identity != (request.pod.uid, request.job_uid, request.pod.attempt):
-        raise AgentError("answered for another pod, job or attempt")
 
 
 def _single_line(error: PenstockError) -> str:

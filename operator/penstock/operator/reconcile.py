@@ -317,7 +317,7 @@ class Reconciler:
             if phase is not Phase.RUNNING:
                 self._agents.forget(uid)
             return None
-        return self._agents.poll(uid, pod, measures=measures)
+        return self._agents.poll(pod, measures=measures)
 
     def _with_places(self, facts: Facts) -> Facts:
         """Return the facts with the competition of other jobs, if the job waits for places."""
