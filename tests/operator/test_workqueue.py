@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operator.workqueue import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, WorkQueue, backoff_seconds
+from penstock.operator.workqueue import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, Level, WorkQueue, backoff_seconds
 
 Handle = Callable[[str], Awaitable[float | None]]
 
@@ -166,7 +166,7 @@ def turns(add: Callable[[WorkQueue], None]) -> list[str]:
 
         queue = WorkQueue(handle, ignore, num_workers=NUM_WORKERS, is_first=lambda key: key.startswith("new"))
         for number in range(10_000):
-            queue.resync(f"idle-{number}")
+            queue.add(f"idle-{number}", Level.RESYNC)
         await settled(queue)
         assert (queue.num_waiting, queue.num_in_flight) == (0, 0)
         return calls
@@ -185,7 +185,7 @@ def test_what_is_news_waits_for_no_resync(key: str) -> None:
 def test_what_is_told_again_in_a_call_waits_for_no_resync() -> None:
     def add_and_resync(queue: WorkQueue) -> None:
         queue.add("urgent")
-        queue.resync("urgent")
+        queue.add("urgent", Level.RESYNC)
 
     calls = turns(add_and_resync)
     assert calls.index("urgent") <= 20 + NUM_WORKERS
@@ -201,7 +201,7 @@ def test_no_more_calls_are_in_flight_than_there_are_workers() -> None:
 
         queue = WorkQueue(handle, ignore, num_workers=2, num_first=3, is_first=lambda key: key.startswith("new"))
         for number in range(5):
-            queue.resync(f"idle-{number}")
+            queue.add(f"idle-{number}", Level.RESYNC)
             queue.add(f"new-{number}")
         await asyncio.sleep(0)
         numbers = queue.num_in_flight, queue.num_waiting

@@ -37,7 +37,7 @@ from penstock.operator.reconcile import Reconciler
 from penstock.operator.service_lease import ServiceLease
 from penstock.operator.settings import Settings
 from penstock.operator.watches import watched
-from penstock.operator.workqueue import WorkQueue, backoff_seconds
+from penstock.operator.workqueue import Level, WorkQueue, backoff_seconds
 from penstock.planner.worker.process import Planner, ProcessPlanner
 
 log = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ class Controller:
         while not self._is_synced():
             await asyncio.sleep(UNSYNCED_SECONDS)
         for job in self.cache.jobs():
-            (self._queue.add if job.status.phase is Phase.PENDING else self._queue.resync)(job.uid)
+            self._queue.add(job.uid, Level.EVENT if job.status.phase is Phase.PENDING else Level.RESYNC)
         await asyncio.to_thread(self._update_capacities)
 
     def _update_capacities(self) -> None:

@@ -72,13 +72,15 @@ class WorkQueue:
         entries = list(self._entries.values())
         return sum(1 for entry in entries if _waits(entry))
 
-    def add(self, key: str) -> None:
-        """Work on the key as soon as a worker is free, before all that `resync` added. A backoff stays in force."""
-        self._add(key, Level.EVENT)
-
-    def resync(self, key: str) -> None:
-        """Work on the key once no key of `add` waits."""
-        self._add(key, Level.RESYNC)
+    def add(self, key: str, level: Level = Level.EVENT) -> None:
+        """Work on the key as soon as a worker is free and no key of a more urgent level waits. A backoff stays in
+        force.
+        """
+        entry = self._entries.setdefault(key, _Entry())
+        if entry.in_flight:
+            entry.requeue_level = level if entry.requeue_level is None else min(entry.requeue_level, level)
+        elif entry.timer is None or not entry.failures:
+            self._enqueue(key, entry, level)
 
     def add_after(self, key: str, seconds: float) -> None:
         """Add the key after ``seconds``, or earlier if it is due earlier."""
@@ -103,13 +105,6 @@ class WorkQueue:
             keys.clear()
         self._handle = _nothing
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _add(self, key: str, level: Level) -> None:
-        entry = self._entries.setdefault(key, _Entry())
-        if entry.in_flight:
-            entry.requeue_level = level if entry.requeue_level is None else min(entry.requeue_level, level)
-        elif entry.timer is None or not entry.failures:
-            self._enqueue(key, entry, level)
 
     def _due(self, key: str, entry: _Entry) -> None:
         entry.timer = None
