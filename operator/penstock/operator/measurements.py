@@ -31,12 +31,15 @@ from penstock.operator.observe import measuring
 MOST_KEPT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    """Reasons why an attempt could not use measurements, by the names of their ConfigMaps."""
+@dataclass(slots=True)
+class _Memory:
+    """State of one attempt: the ConfigMap in which its measurement was ``kept``, and the reasons why it could not use
+    the measurements that it ``lost``, by their ConfigMaps.
+    """
 
     attempt: int
-    messages: dict[str, str] = field(default_factory=dict)
+    kept: str = ""
+    lost: dict[str, str] = field(default_factory=dict)
 
 
 class Measurements:
@@ -44,13 +47,11 @@ class Measurements:
 
     def __init__(self, cache: Cache, actions: Actions) -> None:
         self._cache, self._actions = cache, actions
-        self._lost: dict[str, _Lost] = {}
-        self._kept: dict[str, tuple[int, str]] = {}
+        self._memories: dict[str, _Memory] = {}
 
     def forget(self, job_uid: str) -> None:
         """Drop the state of a job that is gone."""
-        self._lost.pop(job_uid, None)
-        self._kept.pop(job_uid, None)
+        self._memories.pop(job_uid, None)
 
     def with_profile(self, facts: Facts) -> Facts:
         """Return the facts with the state and the message of measuring."""
@@ -82,7 +83,7 @@ class Measurements:
         known, ref = self._known(facts), self._own_ref(facts)
         if known is not None or not ref:
             return known
-        self._lost_by(facts).pop(ref, None)  # another of that name was lost before
+        self._memory(facts).lost.pop(ref, None)  # another of that name was lost before
         return ProfileStatus(ref=ref, key=_key(facts))
 
     def retained(self, status: JobStatus, job: PipelineJob) -> JobStatus:
@@ -102,21 +103,17 @@ class Measurements:
         agent, job, attempt = facts.agent, facts.job, facts.status.attempt
         if self._own_ref(facts) or agent is None or agent.profile is None:
             return
-        self._kept[job.metadata.uid] = (attempt, self._actions.keep_profile(job, attempt, agent.profile))
+        self._memory(facts).kept = self._actions.keep_profile(job, attempt, agent.profile)
 
     def _own_ref(self, facts: Facts) -> str:
         """The ConfigMap with the attempt's measurement; empty if there is none yet."""
         if facts.progress is not None and facts.progress.profile_ref:
             return facts.progress.profile_ref
-        attempt, ref = self._kept.get(facts.job.metadata.uid, (0, ""))
-        return ref if attempt == facts.status.attempt else ""
+        return self._memory(facts).kept
 
     def lose(self, facts: Facts, ref: str, message: str) -> None:
         """Make the attempt use another measurement, or measure. A later attempt may try that ConfigMap again."""
-        uid, attempt = facts.job.metadata.uid, facts.status.attempt
-        if uid not in self._lost or self._lost[uid].attempt != attempt:
-            self._lost[uid] = _Lost(attempt)
-        self._lost_by(facts)[ref] = message
+        self._memory(facts).lost[ref] = message
 
     def _step(self, facts: Facts) -> Step:
         status, agent = facts.status, facts.agent
@@ -138,19 +135,22 @@ class Measurements:
         candidates = [own if own is not None and own.key == key else None]
         candidates += self._cache.profiles(facts.job.metadata.namespace, key)
         candidates.append(self._cache.shared_profile(_key(facts, ANY_GLOBAL_BATCH)))
-        lost = self._lost_by(facts)
+        lost = self._memory(facts).lost
         return next((profile for profile in candidates if profile is not None and profile.ref not in lost), None)
 
     def _message(self, facts: Facts) -> str:
         """Reason for a new measurement, or reason why an attempt that used the old one cannot go on."""
-        lost, status = self._lost_by(facts), facts.status
+        lost, status = self._memory(facts).lost, facts.status
         if status.phase in (Phase.QUEUED, Phase.PROFILING):
             return next(iter(lost.values()), "")
         return lost.get(status.profile.ref, "") if status.profile is not None else ""
 
-    def _lost_by(self, facts: Facts) -> dict[str, str]:
-        lost = self._lost.get(facts.job.metadata.uid)
-        return lost.messages if lost is not None and lost.attempt == facts.status.attempt else {}
+    def _memory(self, facts: Facts) -> _Memory:
+        """The state of the newest attempt. That of an earlier one is dropped."""
+        known = self._memories.get(facts.job.metadata.uid)
+        if known is None or known.attempt != facts.status.attempt:
+            known = self._memories[facts.job.metadata.uid] = _Memory(facts.status.attempt)
+        return known
 
 
 def is_measuring(job: PipelineJob) -> bool:
