@@ -47,7 +47,9 @@ def main() -> None:
     """Run until a signal comes, or check the policy. A mistake in the configuration is two lines, and exit code 2."""
     try:
         if sys.argv[1:] == [CHECK_POLICY]:
-            sys.exit(_check_policy())
+            text, code = report(HttpKube(connect(NUM_CONNECTIONS)), settings_from(os.environ))
+            sys.stdout.write(text + "\n")
+            sys.exit(code)
         if sys.argv[1:]:
             remedy = f"run penstock-operator without arguments, or penstock-operator {CHECK_POLICY}"
             raise UserError(what=f"no such command: {' '.join(sys.argv[1:])[:60]!r}", remedy=remedy)
@@ -114,12 +116,6 @@ def _require_free(variable: str, port: int) -> None:
         except OSError as error:
             remedy = f"stop the process that listens there, or set {variable} to a free port"
             raise UserError(what=f"port {port}: {error.strerror}", where=variable, remedy=remedy) from None
-
-
-def _check_policy() -> int:
-    text, code = report(HttpKube(connect(NUM_CONNECTIONS)), settings_from(os.environ))
-    sys.stdout.write(text + "\n")
-    return code
 
 
 if __name__ == "__main__":

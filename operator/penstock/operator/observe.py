@@ -53,7 +53,7 @@ def observe(facts: Facts, *, fresh: bool = False) -> Observation:
         attempt_ranks=status.ranks,
         unstarted=_is_unstarted(facts),
         fresh=fresh,
-        refused=_refused(facts),
+        refused=any(pod.end and pod.end.report and pod.end.report.refused for pod in facts.pods),
         stop_requested=stop_requested_at is not None,
         stop_due_at=None if stop_requested_at is None else stop_requested_at + grace_seconds(spec, status),
         attempts_queue=True,
@@ -256,10 +256,6 @@ def _may_create_pods(facts: Facts) -> bool:
     if facts.jobset is not None and (facts.jobset.failure or facts.jobset.completed):
         return False
     return len([pod for pod in facts.pods if pod.end]) < facts.expected_pods
-
-
-def _refused(facts: Facts) -> bool:
-    return any(pod.end and pod.end.report and pod.end.report.refused for pod in facts.pods)
 
 
 def measuring(facts: Facts) -> bool:
