@@ -12,19 +12,25 @@ from penstock.client.clients import AsyncClient, Client
 from penstock.client.config import Target, target
 from penstock.client.listening import Message
 from penstock.client.planning import PlanRequest, ProfileEntry
-from penstock.client.run_types import (
+from penstock.client.types import (
     Artifact,
     Checkpoint,
+    Event,
     Export,
+    Job,
     JobPlan,
     Line,
     LinePage,
+    LoginLink,
     Point,
+    Progress,
     Reproduction,
     SampledStep,
     Series,
+    ServiceError,
+    Status,
+    Version,
 )
-from penstock.client.types import Event, Job, LoginLink, Progress, ServiceError, Status, Version
 
 __all__ = [
     "Artifact",

@@ -13,16 +13,22 @@ from urllib.parse import quote
 
 import httpx
 
-from penstock.client.run_types import (
+from penstock.client.types import (
     Artifact,
     Checkpoint,
+    Event,
+    Job,
     JobPlan,
+    KnownFields,
     LinePage,
+    LoginLink,
+    Page,
     Reproduction,
     SampledStep,
     Series,
+    ServiceError,
+    Version,
 )
-from penstock.client.types import Event, Job, KnownFields, LoginLink, Page, ServiceError, Version
 from penstock.core.job import PipelineJob
 
 T = TypeVar("T")
