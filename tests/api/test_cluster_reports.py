@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, Row, update
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
+from penstock.api.cluster import reporter
 from penstock.api.settings import REVIEWS
 from penstock.api.store.plans import keep_plan
+from penstock.api.store.reports import reported_rows
 from penstock.api.store.schema import measurements
 from penstock.core.profile import Profile
 from penstock.core.records import Record, RecordKind
@@ -27,6 +29,7 @@ from tests.support.service import HOST, NOW, Clock, job_manifest, step_records
 
 POD = "a.pod.token"
 PROFILE = sample_profile()
+HOUR = 3600.0
 
 
 @pytest.fixture
@@ -219,6 +222,105 @@ class TestProgress:
         assert here.client(POD).post("/v1/ingest", content=text).status_code == 200
         here.turn()
         assert here.progress()["loss"] == told
+
+
+class TestClocks:
+    """No report is lost because clocks differ or jump."""
+
+    @pytest.mark.parametrize("seconds", [2.5, 7.5])
+    @pytest.mark.parametrize("jump", [-HOUR, HOUR])
+    def test_a_jump_of_an_hour_delays_nothing(self, here: OnCluster, jump: float, seconds: float) -> None:
+        uid = uid_of(running(here))
+        before = steps_on_cluster(here, here, uid, range(6), seconds)
+        here.clock.ahead = jump
+        after = steps_on_cluster(here, here, uid, range(6, 12), seconds)
+        assert [*before, *after] == steps_in_time(12, seconds)
+
+    @pytest.mark.parametrize("seconds", [2.5, 7.5])
+    @pytest.mark.parametrize("ahead", [-60.0, 60.0])
+    def test_reports_that_a_service_with_another_clock_receives(
+        self, here: OnCluster, tmp_path: Path, database: str, ahead: float, seconds: float
+    ) -> None:
+        """One service receives the reports, the other one has the Lease."""
+        uid = uid_of(running(here))
+        with on_cluster(tmp_path, database, here.fake, Clock(here.clock.now, ahead)) as other:
+            other.mirror()
+            assert steps_on_cluster(here, other, uid, range(6), seconds) == steps_in_time(6, seconds)
+
+    @pytest.mark.parametrize("ahead", [-60.0, 0.0, 60.0])
+    def test_a_report_after_the_job_s_end(self, here: OnCluster, tmp_path: Path, database: str, ahead: float) -> None:
+        """A pod whose job has failed may still report its last checkpoint, until the pod ends."""
+        job = running(here)
+        with on_cluster(tmp_path, database, here.fake, Clock(here.clock.now, ahead)) as other:
+            other.mirror()
+            steps_on_cluster(here, other, uid_of(job), range(3), 0.5)
+            here.fake.touch(job, phase="Failed")
+            for _ in range(50):
+                turn(here, other)
+            assert steps_on_cluster(here, other, uid_of(job), range(3, 4), 0.5) == [4]
+
+    def test_a_measurement_that_a_service_with_another_clock_receives(
+        self, here: OnCluster, tmp_path: Path, database: str
+    ) -> None:
+        job = running(here)
+        here.turn(0.5)
+        with on_cluster(tmp_path, database, here.fake, Clock(here.clock.now, -60.0)) as other:
+            other.mirror()
+            other.send(POD, [measured(uid_of(job))])
+            here.turn(0.5)
+        assert here.progress()["profileRef"] == "tiny-profile-a1"
+
+    def test_finished_jobs_are_read_only_while_they_may_report(
+        self, here: OnCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job, num_read = running(here), []
+
+        def counting(*arguments: Any) -> dict[str, Row[Any]]:
+            rows = reported_rows(*arguments)
+            num_read.append(len(rows))
+            return rows
+
+        monkeypatch.setattr(reporter, "reported_rows", counting)
+        steps_on_cluster(here, here, uid_of(job), range(3), 0.5)
+        here.fake.touch(job, phase="Succeeded")
+        for _ in range(200):
+            here.turn(0.5)
+        assert num_read[:3] == [1] * 3
+        assert num_read[-60:] == [0] * 60
+
+    def test_a_job_that_begins_and_ends_between_two_turns(self, here: OnCluster) -> None:
+        """The apiserver was slow, or another service had the Lease."""
+        here.turn(0.5)
+        job = running(here)
+        here.send(POD, step_records(uid_of(job), range(3)))
+        here.fake.touch(job, phase="Succeeded")
+        here.mirror()
+        here.turn(10.0)
+        assert here.progress()["step"] == 3
+
+
+def steps_on_cluster(here: OnCluster, receiver: OnCluster, uid: str, steps: range, seconds: float) -> list[int]:
+    """The step on the cluster ``seconds`` after each of ``steps``, with two turns a second."""
+    on_the_cluster = []
+    for step in steps:
+        receiver.send(POD, step_records(uid, range(step, step + 1), first=2 * step))
+        for _ in range(int(seconds / 0.5)):
+            turn(here, receiver)
+        on_the_cluster.append(here.progress().get("step", 0))
+    return on_the_cluster
+
+
+def turn(here: OnCluster, receiver: OnCluster) -> None:
+    """Half a second passes everywhere."""
+    if receiver is not here:
+        receiver.clock.now += 0.5
+    here.turn(0.5)
+
+
+def steps_in_time(num_steps: int, seconds: float) -> list[int]:
+    """What `steps_on_cluster` finds if every step is reported, but no more often than every five seconds."""
+    every = max(1, int(5.0 / seconds))
+    return [1 + step - step % every for step in range(num_steps)]
 
 
 class TestMeasurements:

@@ -93,7 +93,7 @@ def on_cluster(
         kube = Cluster(connected)
         member = join(opened, kube, ServiceInstance(own_namespace=OWN_NAMESPACE, name="one"))
         service = replace(opened, cluster=member)
-        reporter = Reporter(service, kube, member.mirror)
+        reporter = Reporter(service, kube, member.mirror, clock.seconds)
         try:
             yield OnCluster(service, fake, member, reporter, clock)
         finally:

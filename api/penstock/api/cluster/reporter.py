@@ -2,17 +2,24 @@
 
 Both are derived from the store and the cluster's objects. So any of several services may receive a pod's report, and
 any may be killed at any time: the next holder of the Lease continues.
+
+No decision compares times of two clocks, or times before and after a jump of one. A turn reads the reports of all
+unfinished jobs, and those that differ from the last turn's are new. Intervals are by this process's monotonic clock.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.cluster.fence import StoreAccess
@@ -20,8 +27,9 @@ from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.mirror import Mirror
 from penstock.api.store import profiles, reports
 from penstock.api.store.epochs import LostLeaseError
-from penstock.api.store.reports import Measurement, Report
+from penstock.api.store.reports import UNFINISHED, Measurement, Report
 from penstock.api.store.writer import WriterClosedError
+from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
 from penstock.core.status import JobProgress
 from penstock.kube.names import API_VERSION, ATTEMPT_LABEL, JOB_KIND, JOB_LABEL, PROFILE_FILE, UID_LABEL, profile_name
@@ -34,8 +42,16 @@ log = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0
 """Minimum interval of a job's progress reports, except for urgent ones."""
 
-SLACK_SECONDS = 10.0
-"""Overlap of successive searches for new reports: a report gets its time before it is committed and can be read."""
+GAP_SECONDS = 5.0
+"""Seconds without a turn after which the next one reads the reports of finished jobs too. No job begins and ends, and
+reports, in less.
+"""
+
+LATE_SECONDS = 60.0
+"""Seconds after its end for which a job's reports are read: pods may still report while they are ended."""
+
+MOST_OTHERS = 500
+"""Jobs that are read by uid; if there are more, all are read. Databases limit the number of parameters."""
 
 RETRY_SECONDS = 0.4
 """Minimum interval of a job's urgent reports."""
@@ -48,11 +64,15 @@ NOTHING = JobProgress(attempt=0)
 
 
 class Reporter:
-    """Writes the store's reports to the cluster; `Mirror` has the cluster's current state."""
+    """Writes the store's reports to the cluster; `Mirror` has its current state. ``seconds`` is a monotonic clock."""
 
-    def __init__(self, store: StoreAccess, kube: Cluster, mirror: Mirror) -> None:
-        self._store, self._kube, self._mirror = store, kube, mirror
-        self._since = 0.0
+    def __init__(
+        self, store: StoreAccess, kube: Cluster, mirror: Mirror, seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._kube, self._mirror, self._seconds = store, kube, mirror, seconds
+        self._rows: dict[str, Row[Any]] = {}
+        self._read_at = -math.inf
+        self._ended_at: dict[str, float] = {}
         self._waiting: set[str] = set()
         self._last: dict[str, tuple[float, JobProgress]] = {}
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="penstock-reports")
@@ -101,17 +121,32 @@ class Reporter:
     # Progress
 
     def _write_due(self) -> None:
-        now, waiting = self._store.clock(), frozenset(self._waiting)
-        cluster, since = self._mirror.cluster, self._since
-        reported = self._store.read(lambda connection: reports.recent(connection, cluster, since, waiting))
-        self._since = now - SLACK_SECONDS
-        changed = [report for report in reported if _compared(report.progress) != _compared(self._current(report.uid))]
+        now = self._seconds()
+        new = self._new_reports(now)
+        changed = [report for report in new if _compared(report.progress) != _compared(self._current(report.uid))]
+        self._waiting = {report.uid for report in changed}
         ready = [report for report in changed if self._is_due(report, now)]
         written = self._threads.map(lambda report: _succeeds(partial(self._write_one, report), report.name), ready)
         for report, succeeded in zip(ready, written, strict=True):
             self._last[report.uid] = (now, report.progress if succeeded else self._current(report.uid))
-        self._waiting = {report.uid for report in changed}
         self._last = {uid: last for uid, last in self._last.items() if now - last[0] < REMEMBERED_SECONDS}
+
+    def _new_reports(self, now: float) -> list[Report]:
+        """Return reports that differ from the last turn's, and those that wait for a write."""
+        cluster, before, others = self._mirror.cluster, self._rows, self._waiting | self._ended_at.keys()
+        is_full = now - self._read_at > GAP_SECONDS or len(others) > MOST_OTHERS
+
+        def read(connection: Connection) -> tuple[dict[str, Row[Any]], list[Report]]:
+            rows = reports.reported_rows(connection, cluster, None if is_full else others)
+            is_new = (uid in self._waiting or row != before.get(uid) for uid, row in rows.items())
+            return rows, reports.reports(connection, [*compress(rows.values(), is_new)])
+
+        self._rows, new = self._store.read(read)
+        self._read_at = self._seconds()
+        ended = _unfinished(before) - _unfinished(self._rows)
+        late = {uid: at for uid, at in self._ended_at.items() if now - at < LATE_SECONDS}
+        self._ended_at = late | dict.fromkeys(ended, now)
+        return new
 
     def _current(self, uid: str) -> JobProgress:
         """Return the progress on the cluster: as last written by this service, or as observed by the watch."""
@@ -127,7 +162,7 @@ class Reporter:
         known, new = self._current(report.uid), report.progress
         tried_at, _ = self._last.get(report.uid, (-PAUSE_SECONDS, NOTHING))
         awaited = (new.attempt, new.epoch, new.profile_ref) != (known.attempt, known.epoch, known.profile_ref)
-        return now - tried_at >= (RETRY_SECONDS if awaited or not report.running else PAUSE_SECONDS)
+        return now - tried_at >= (RETRY_SECONDS if awaited or report.phase is not Phase.RUNNING else PAUSE_SECONDS)
 
     def _write_one(self, report: Report) -> None:
         """Write at the last observed version, or after a conflict at the current one if it is still the same job."""
@@ -142,6 +177,10 @@ class Reporter:
         if current["uid"] != report.uid:
             raise KubeError(404, "NotFound", "the job was deleted and its name reused")
         return self._kube.report(key, report.progress, current["resourceVersion"])
+
+
+def _unfinished(rows: Mapping[str, Row[Any]]) -> set[str]:
+    return {uid for uid, row in rows.items() if row.phase in UNFINISHED}
 
 
 def _compared(progress: JobProgress) -> dict[str, Any]:

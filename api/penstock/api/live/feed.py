@@ -1,8 +1,9 @@
 """Single reader for all live streams: it reads each changed job once, and notifies all its listeners.
 
-Commits of this service wake it, and on PostgreSQL those of other services. It also polls every second, so no commit of
-another service is missed. It runs while there are listeners. Events of a job are sent at once; its progress, and each
-row of a list, at most once a second.
+Commits of this service wake it, and on PostgreSQL those of other services. It also polls every second for commits that
+were not notified, by times of their writers. Such a commit of a service whose clock is more than `OVERLAP_SECONDS`
+behind is shown with the next one of the same job. It runs while there are listeners. Events of a job are sent at once;
+its progress, and each row of a list, at most once a second.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, or_, select, update
+from sqlalchemy import Connection, Row, and_, or_, select, update
 
 from penstock.api.store import profiles
 from penstock.api.store.engine import upsert
@@ -22,20 +22,25 @@ from penstock.core.status import JobProgress
 LOSS_DIGITS = 6
 """Digits of the loss in a status; the store has all digits."""
 
+UNFINISHED = [phase.value for phase in Phase if not phase.terminal]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """A job and the progress of its newest attempt; ``running`` while that may take steps."""
+    """A job in its phase, and the progress of its newest attempt."""
 
     uid: str
     namespace: str
     name: str
     progress: JobProgress
-    running: bool
+    phase: Phase
 
 
-def recent(connection: Connection, cluster: str, since: float, others: Collection[str] = ()) -> list[Report]:
-    """Return reports of the cluster's jobs that reported at ``since`` or later, and of ``others`` by uid."""
+def reported_rows(connection: Connection, cluster: str, others: Collection[str] | None = None) -> dict[str, Row[Any]]:
+    """Return what the cluster's unfinished jobs reported, by uid, and ``others`` by uid, or all jobs if that is None.
+
+    Jobs are not chosen by time: a report has the time of the service that received it, whose clock may differ.
+    """
     reported = and_(progress.c.uid == jobs.c.uid, progress.c.attempt == jobs.c.attempt)
     measured = and_(measurements.c.uid == jobs.c.uid, measurements.c.attempt == jobs.c.attempt)
     progress_columns = (
@@ -49,16 +54,21 @@ def recent(connection: Connection, cluster: str, since: float, others: Collectio
     times = (progress.c.reported_at, measurements.c.reported_at.label("measured_at"))
     joined = jobs.outerjoin(progress, reported).outerjoin(measurements, measured)
     chosen = select(*columns, *progress_columns, *times).select_from(joined)
-    is_selected = or_(
-        progress.c.reported_at >= since, measurements.c.reported_at >= since, jobs.c.uid.in_(sorted(others))
-    )
-    rows = connection.execute(chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), is_selected)).all()
+    has_reported = or_(progress.c.uid.is_not(None), measurements.c.uid.is_not(None))
+    chosen = chosen.where(jobs.c.cluster == cluster, jobs.c.deleted_at.is_(None), has_reported)
+    if others is not None:
+        chosen = chosen.where(or_(jobs.c.phase.in_(UNFINISHED), jobs.c.uid.in_(sorted(others))))
+    return {row.uid: row for row in connection.execute(chosen)}
+
+
+def reports(connection: Connection, rows: Collection[Row[Any]]) -> list[Report]:
+    """Return the reports of these rows of `reported_rows`."""
     digests = {row.plan_digest for row in rows if row.plan_digest and row.step_seconds}
     predictions = step_predictions(connection, digests)
     return [_report(row, predictions) for row in rows]
 
 
-def _report(row: Any, predictions: StepPredictions) -> Report:
+def _report(row: Row[Any], predictions: StepPredictions) -> Report:
     """Return the report of a row, whose ``step`` is the number of finished steps, none before the first."""
     trains = row.step is not None
     job_progress = JobProgress(
@@ -72,9 +82,7 @@ def _report(row: Any, predictions: StepPredictions) -> Report:
         profile_ref=row.ref or "",
         reported_at=row.reported_at if trains else row.measured_at,
     )
-    return Report(
-        uid=row.uid, namespace=row.namespace, name=row.name, progress=job_progress, running=row.phase == Phase.RUNNING
-    )
+    return Report(uid=row.uid, namespace=row.namespace, name=row.name, progress=job_progress, phase=Phase(row.phase))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
