@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Row, update
+from sqlalchemy import Connection, update
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
 from penstock.api.cluster import reporter
 from penstock.api.settings import REVIEWS
 from penstock.api.store.plans import keep_plan
-from penstock.api.store.reports import reported_rows
+from penstock.api.store.reports import AnyRow, reported_rows
 from penstock.api.store.schema import measurements
 from penstock.core.profile import Profile
 from penstock.core.records import Record, RecordKind
@@ -275,7 +275,7 @@ class TestClocks:
     ) -> None:
         job, num_read = running(here), []
 
-        def counting(*arguments: Any) -> dict[str, Row[Any]]:
+        def counting(*arguments: Any) -> dict[str, AnyRow]:
             rows = reported_rows(*arguments)
             num_read.append(len(rows))
             return rows

@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,12 +41,12 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def deliverer(service: Service, receiver: Receiver) -> Deliverer:
-    return deliverer_to(service, receiver.url)
+def deliverer(service: Service, receiver: Receiver, clock: Clock) -> Deliverer:
+    return deliverer_to(service, receiver.url, clock)
 
 
-def deliverer_to(service: Service, url: str) -> Deliverer:
-    return Deliverer(service, Webhook(url=url, secret=SECRET), "http://here:8470")
+def deliverer_to(service: Service, url: str, clock: Clock) -> Deliverer:
+    return Deliverer(service, Webhook(url=url, secret=SECRET), "http://here:8470", clock.seconds)
 
 
 def ended(service: Service, phase: Phase = Phase.SUCCEEDED, name: str = "tiny") -> StoredJob:
@@ -126,7 +127,7 @@ class TestDelivery:
         for _ in range(3):
             deliverer.run_once()
             clock.now += 3600
-        deliverer_to(service, receiver.url).run_once()
+        deliverer_to(service, receiver.url, clock).run_once()
         assert len(receiver.calls) == 1
 
     def test_a_receiver_that_fails_at_first_is_told_again(
@@ -151,12 +152,15 @@ class TestDelivery:
             closed.bind(("127.0.0.1", 0))
             ended(service)
             with caplog.at_level(logging.WARNING):
-                deliverer_to(service, f"http://127.0.0.1:{closed.getsockname()[1]}/secret-path").run_once()
+                deliverer_to(service, f"http://127.0.0.1:{closed.getsockname()[1]}/secret-path", clock).run_once()
         assert "default/tiny" in caplog.text
         assert "retrying in 5 s" in caplog.text
         assert "secret-path" not in caplog.text
-        clock.now += BACKOFF_SECONDS
-        deliverer_to(service, receiver.url).run_once()
+        restarted = deliverer_to(service, receiver.url, clock)
+        restarted.run_once()
+        assert receiver.calls == []
+        clock.now += CLAIM_SECONDS
+        restarted.run_once()
         assert len(receiver.calls) == 1
 
     def test_it_is_given_up_after_a_day(
@@ -195,11 +199,44 @@ class TestDelivery:
         job = ended(service)
         found = deliverer._claimed()
         assert found is not None
-        assert found.job.uid == job.uid
-        deliverer.run_once()
+        assert found[0].uid == job.uid
+        other = deliverer_to(service, receiver.url, clock)
+        other.run_once()
         assert receiver.calls == []
         clock.now += CLAIM_SECONDS
-        deliverer_to(service, receiver.url).run_once()
+        other.run_once()
+        assert len(receiver.calls) == 1
+
+    @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+    def test_a_jump_of_the_clock_moves_no_retry(
+        self, service: Service, receiver: Receiver, deliverer: Deliverer, clock: Clock, jump: float
+    ) -> None:
+        receiver.answers = [500]
+        ended(service)
+        deliverer.run_once()
+        clock.ahead = jump
+        deliverer.run_once()
+        clock.now += BACKOFF_SECONDS - 0.1
+        deliverer.run_once()
+        assert len(receiver.calls) == 1
+        clock.now += 0.1
+        deliverer.run_once()
+        assert len(receiver.calls) == 2
+
+    @pytest.mark.parametrize("ahead", [-3600.0, -60.0, 60.0, 3600.0])
+    def test_a_service_with_another_clock_does_not_call_at_the_same_time(
+        self, service: Service, receiver: Receiver, deliverer: Deliverer, clock: Clock, ahead: float
+    ) -> None:
+        ended(service)
+        assert deliverer._claimed() is not None
+        other_clock = Clock(clock.now, ahead)
+        other = deliverer_to(replace(service, clock=other_clock), receiver.url, other_clock)
+        other.run_once()
+        other_clock.now += CLAIM_SECONDS - 0.1
+        other.run_once()
+        assert receiver.calls == []
+        other_clock.now += 0.1
+        other.run_once()
         assert len(receiver.calls) == 1
 
     def test_two_services_do_not_call_at_once(self, service: Service, clock: Clock) -> None:

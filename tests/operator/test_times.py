@@ -62,7 +62,7 @@ def test_setting_the_operator_s_wall_clock_loses_no_attempt_and_hides_no_silence
 
 @pytest.mark.parametrize("ahead", [3_600.0, -3_600.0])
 def test_a_clock_that_is_off_is_told_and_decides_nothing(operating: Operating, ahead: float) -> None:
-    """The scheduler dates since when a pod has no place by the cluster's clock, the operator waits by its own."""
+    """The scheduler dates by its clock since when a pod has no place, the operator waits by its own."""
     operating.kube.clock = lambda: operating.now - ahead
     for node in NODES:
         operating.kube.add_node(node)
@@ -70,6 +70,7 @@ def test_a_clock_that_is_off_is_told_and_decides_nothing(operating: Operating, a
     operating.turn()
     operating.kube.start_pods(*NODES)
     operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.kube.clock())
+    operating.turn()
     operating.now += 119.0
     operating.turn()
     admitted = operating.status(uid).condition(ConditionType.ADMITTED)
@@ -80,6 +81,43 @@ def test_a_clock_that_is_off_is_told_and_decides_nothing(operating: Operating, a
     operating.now += 2.0
     operating.turn()
     assert (operating.status(uid).attempt, operating.status(uid).ranks) == (2, 1)
+
+
+@pytest.mark.parametrize("ahead", [3_600.0, -3_600.0])
+def test_a_restarted_operator_begins_a_wait_for_places_again_by_its_own_clock(
+    operating: Operating, ahead: float
+) -> None:
+    """Nothing has shown it yet that the cluster's clock differs."""
+    operating.kube.clock = lambda: operating.now - ahead
+    for node in NODES:
+        operating.kube.add_node(node)
+    uid = operating.kube.submit(example(resources={"ranks": 2, "minRanks": 1}))
+    operating.turn()
+    operating.kube.start_pods(*NODES)
+    operating.kube.hinder_pod(1, "Unschedulable", "0/2 nodes are available", at=operating.kube.clock())
+    operating.now += 60.0
+    operating.turn()
+    operating.restart()
+    operating.turn()
+    operating.now += 119.0
+    operating.turn()
+    assert operating.status(uid).attempt == 1
+    operating.now += 2.0
+    operating.turn()
+    assert (operating.status(uid).attempt, operating.status(uid).ranks) == (2, 1)
+
+
+@pytest.mark.parametrize("ahead", [3_600.0, 0.0, -3_600.0])
+def test_a_pod_that_ends_for_the_loss_of_a_node_is_no_failure_by_any_kubelet_s_clock(
+    operating: Operating, ahead: float
+) -> None:
+    uid = running(operating)
+    operating.now += 100.0
+    operating.kube.add_node("west", ready=False, at=operating.now)
+    operating.kube.end_pod(0, code=1, word="lost a peer", at=operating.now - ahead)
+    operating.turn()
+    status = operating.status(uid)
+    assert (status.phase in (Phase.RECOVERING, Phase.QUEUED), status.failures) == (True, 0)
 
 
 @pytest.mark.parametrize(("late", "says"), [(20.0, ""), (-20.0, ""), (40.0, "about 1 min ahead")])

@@ -3,6 +3,10 @@
 Headers and signature are those of standardwebhooks.com. A delivery may be repeated: a call is made again if the service
 was killed before it stored the answer. Deliveries are in the store, so a restarted service continues. At most one call
 is in progress; jobs do not wait for it.
+
+Pauses are by this process's monotonic clock. A service waits from when it first reads a try of another one, at least
+`CLAIM_SECONDS` and at most the whole pause. So clocks that differ or jump cause neither a call at the same time nor a
+longer pause.
 """
 
 from __future__ import annotations
@@ -13,14 +17,17 @@ import hmac
 import http.client
 import json
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
+from sqlalchemy import Connection
+
 from penstock.api.service import Service
 from penstock.api.store import deliveries
-from penstock.api.store.deliveries import Due
-from penstock.api.store.jobs import StoredJob
+from penstock.api.store.deliveries import Pending
+from penstock.api.store.jobs import StoredJob, get
 from penstock.core.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -95,40 +102,65 @@ def headers(uid: str, sent: bytes, secret: bytes, now: float) -> Mapping[str, st
 
 
 class Deliverer:
-    """Calls ``webhook`` for the jobs of ``service``, which users reach at ``service_url``."""
+    """Calls ``webhook`` for the jobs of ``service``, which users reach at ``service_url``. ``seconds`` is monotonic."""
 
-    def __init__(self, service: Service, webhook: Webhook, service_url: str) -> None:
-        self._service, self._webhook, self._service_url = service, webhook, service_url
+    def __init__(
+        self, service: Service, webhook: Webhook, service_url: str, seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._service, self._webhook, self._service_url, self._seconds = service, webhook, service_url, seconds
+        self._due_at: dict[Pending, float] = {}
 
     def run_once(self) -> None:
         """Deliver one end of a job, if one is due."""
         delivery = self._claimed()
         if delivery is not None:
-            self._deliver(delivery)
+            self._deliver(*delivery)
 
-    def _claimed(self) -> Due | None:
+    def _claimed(self) -> tuple[StoredJob, int] | None:
+        """Return the job of a due delivery that no other service has claimed, and the number of its tries."""
         now = self._service.clock()
-        delivery = self._service.read(lambda connection: deliveries.due(connection, now, now - GIVE_UP_SECONDS))
+        since = now - GIVE_UP_SECONDS
+        delivery = self._due(self._service.read(lambda connection: deliveries.pending(connection, since)), now)
         if delivery is None:
             return None
-        uid, tries = delivery.job.uid, delivery.tries
-        until = now + CLAIM_SECONDS
-        mine = self._service.write(uid, lambda connection: deliveries.claim(connection, uid, tries, until))
-        return delivery if mine else None
+        uid, tries, until = delivery.uid, delivery.tries, now + CLAIM_SECONDS
 
-    def _deliver(self, delivery: Due) -> None:
-        job, clock = delivery.job, self._service.clock
+        def claim(connection: Connection) -> StoredJob | None:
+            return get(connection, uid) if deliveries.claim(connection, uid, tries, until) else None
+
+        job = self._service.write(uid, claim)
+        return None if job is None else (job, tries + 1)
+
+    def _due(self, pending: Iterable[Pending], now: float) -> Pending | None:
+        """Return the first delivery whose pause has passed since this service first read its last try."""
+        seconds, known = self._seconds(), self._due_at
+        self._due_at = {
+            delivery: known[delivery] if delivery in known else seconds + _pause_seconds(delivery, now)
+            for delivery in pending
+        }
+        return next((delivery for delivery, due_at in self._due_at.items() if due_at <= seconds), None)
+
+    def _deliver(self, job: StoredJob, tries: int) -> None:
         sent = body(job, self._service_url)
-        problem = post(self._webhook.url, sent, headers(job.uid, sent, self._webhook.secret, clock()))
-        now = clock()
+        problem = post(self._webhook.url, sent, headers(job.uid, sent, self._webhook.secret, self._service.clock()))
+        now = self._service.clock()
         if not problem:
             self._service.write(job.uid, lambda connection: deliveries.mark_delivered(connection, job.uid, now))
             return
-        wait = backoff_seconds(delivery.tries + 1)
+        wait = backoff_seconds(tries)
         ends = now + wait > (job.finished_at or now) + GIVE_UP_SECONDS
         after = "giving up" if ends else f"retrying in {wait:.0f} s"
         log.warning("webhook for %s/%s (%s): %s; %s", job.namespace, job.name, job.uid, problem, after)
         self._service.write(job.uid, lambda connection: deliveries.postpone(connection, job.uid, now + wait))
+        self._due_at[Pending(uid=job.uid, tries=tries, next_try_at=now + wait)] = self._seconds() + wait
+
+
+def _pause_seconds(delivery: Pending, now: float) -> float:
+    """Seconds until a delivery is due that this service has not read before."""
+    if delivery.tries == 0:
+        return 0.0
+    whole = max(CLAIM_SECONDS, backoff_seconds(delivery.tries))
+    return min(max(delivery.next_try_at - now, CLAIM_SECONDS), whole)
 
 
 def backoff_seconds(tries: int) -> float:

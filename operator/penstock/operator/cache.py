@@ -29,12 +29,13 @@ from penstock.operator.snapshots import (
     NodeSnapshot,
     PodSnapshot,
     RanksJobSnapshot,
+    observed_child,
 )
 
 log = logging.getLogger(__name__)
 
 CLOCK_SLACK_SECONDS = 30.0
-"""Clock differences below this are ignored: no decision depends on the cluster's times to this precision."""
+"""Clock differences below this are not reported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,8 +236,11 @@ class Cache:
         """Cache the current version."""
         with self._lock:
             self._ownership.put(child)
-            is_changed = self._children[type(child)].put(child)
+            is_changed = self._children[type(child)].put(self._observed(child))
         self._notify_if(child.job_uid, is_changed)
+
+    def _observed(self, child: ChildSnapshot) -> ChildSnapshot:
+        return observed_child(child, self._children[type(child)].get(child), self._clock())
 
     def remove_child(self, child: ChildSnapshot) -> None:
         """Drop an object that was deleted from the cluster. Its owner links stay, unless their PipelineJob is gone."""
@@ -250,8 +254,9 @@ class Cache:
         self, kind: type[ChildSnapshot], listed: Iterable[ChildSnapshot], version: int, job: JobSnapshot | None = None
     ) -> None:
         """Cache these, which are all objects of the kind at ``version``, of one job or of all."""
-        children, known = list(listed), self._children[kind]
+        known = self._children[kind]
         with self._lock:
+            children = [self._observed(child) for child in listed]
             for child in children:
                 self._ownership.put(child)
             if job is not None:
@@ -306,7 +311,7 @@ class Cache:
     @property
     def ahead_seconds(self) -> float:
         """Seconds by which this process's clock is ahead of the cluster's, negative if it is behind; 0 if that is too
-        little to matter.
+        little to matter. Users read it; no decision depends on it.
         """
         with self._lock:
             return self._ahead_seconds

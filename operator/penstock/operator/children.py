@@ -50,6 +50,11 @@ class Children(Generic[Child]):
         children = self._of.get(job_uid, {})
         return tuple(children[key] for key in sorted(children))
 
+    def get(self, child: Child) -> Child | None:
+        """Return the stored version of the child."""
+        known = self._of.get(child.job_uid, {}).get(_key(child))
+        return known if known is not None and known.uid == child.uid else None
+
     def put(self, child: Child) -> bool:
         """Store the child, unless a newer version is stored; return whether it is a change."""
         known = self._of.get(child.job_uid, {}).get(_key(child))

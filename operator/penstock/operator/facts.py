@@ -22,9 +22,10 @@ class Facts:
     ``profile`` and ``plan`` are the states of measuring and planning for that attempt, with a message for one that
     failed. ``service_since`` is the time from which the service has run without a break; none while it does not run.
     ``stepped_at`` is when the newest step was reported. ``capacity`` is the free capacity for more of its ranks, if it
-    was computed. This process's clock is ``ahead_seconds`` ahead of the cluster's. ``hosts`` are the nodes of all its
-    pods, also of earlier attempts: pods of a lost node stay there until the node is deleted. ``leftovers`` are pods
-    that may be ranks of the attempt (`penstock.operator.ownership`): the operator only waits until they are gone.
+    was computed. This process's clock is ``ahead_seconds`` ahead of the cluster's, which only users read. ``hosts`` are
+    the nodes of all its pods, also of earlier attempts: pods of a lost node stay there until the node is deleted.
+    ``leftovers`` are pods that may be ranks of the attempt (`penstock.operator.ownership`): the operator only waits
+    until they are gone.
     ``agent`` is the answer of the agent in the pod of the first rank, if it was polled. ``competition`` is that of
     other jobs for the places that this job needs. ``holders`` names the jobs that use these places; it is set after the
     placement of the attempt has been stuck for a while.

@@ -159,6 +159,12 @@ def is_measuring(job: PipelineJob) -> bool:
 
 
 def _outdrifted(facts: Facts, profile: Profile) -> str:
+    """Reason if the measurement, made by the clock of its pod, is older than the drift by this process's clock.
+
+    A measurement of another job has no other time that can be compared. If the clocks differ, an attempt measures once
+    more, or uses a measurement from before the drift until the next one makes it measure again. What an attempt itself
+    measured is not compared.
+    """
     since = drifted_since(facts.status)
     is_older = since is not None and profile.measured_at < since
     return "is older than the drift" if facts.job.spec.run_policy.replan_on_drift and is_older else ""

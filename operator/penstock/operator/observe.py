@@ -133,6 +133,11 @@ def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
 
     A cluster dates ends in whole seconds. Among ends in the same second, a pod without a report was killed, and the
     others had the time to report that they lost it.
+
+    Ends are ordered by the clocks of their kubelets. The order in which this process observes them would be worse: a
+    kubelet reports an end up to seconds late, while peers end within one, and an operator that starts has all ends at
+    once. If kubelets' clocks differ by more than that, the message may be of a pod that ended second, and a disruption
+    may count as one failure, or a failure as none.
     """
     failed = [(pod, pod.end) for pod in facts.pods if pod.end and not pod.end.succeeded]
     if not failed:
@@ -148,8 +153,9 @@ def _failed(facts: Facts) -> tuple[AttemptState, str] | None:
 def _lost_before(facts: Facts, end: End) -> str:
     """The disruption of other pods of the attempt that made this one give up; empty if there was none.
 
-    The disruption may have happened while no operator ran, for example on the operator's own node. If a user's mistake
-    ended the pod, that mistake counts.
+    The disruption may have happened while no operator ran, for example on the operator's own node. An operator that
+    starts has both at once, and then a lost node counts as the cause: at worst a failure is not counted. If a user's
+    mistake ended the pod, that mistake counts.
     """
     if end.report is not None and end.report.refused:
         return ""
@@ -160,7 +166,7 @@ def _lost_before(facts: Facts, end: End) -> str:
         if node is None:
             return f"node {pod.node} of pod {pod.name} was deleted"
         since = node.not_ready_since
-        if since is not None and (not end.at or since <= end.at + NODE_NOTICE_SECONDS):
+        if since is not None and since <= end.observed_at + NODE_NOTICE_SECONDS:
             return f"node {pod.node} of pod {pod.name} is not ready"
     num_gone = facts.expected_pods - len(facts.pods)
     return f"{num_gone} of {facts.expected_pods} pods are gone" if num_gone > 0 and NO_STEP in end.message else ""
@@ -267,7 +273,7 @@ def measuring(facts: Facts) -> bool:
 def _node_lost_since(facts: Facts) -> float | None:
     hosts = [node for name, node in facts.nodes.items() if name in facts.hosts]
     times = [node.not_ready_since for node in hosts if node.not_ready_since is not None]
-    return min(times) + facts.ahead_seconds if times else None
+    return min(times, default=None)
 
 
 def _last_step_at(facts: Facts) -> float | None:

@@ -61,7 +61,7 @@ def missing_pods(facts: Facts, now: float) -> str:
 
 def unstarted_pods(facts: Facts, now: float) -> str:
     """The reason if a pod has a node for long and does not start, which the kubelet reports only in events."""
-    due = now - START_SECONDS - facts.ahead_seconds
+    due = now - START_SECONDS
     waiting = [pod for pod in facts.pods if not (pod.running or pod.end or pod.pending_reason)]
     late = next((pod for pod in waiting if pod.placed_at is not None and pod.placed_at <= due), None)
     if late is None:
@@ -108,7 +108,7 @@ def placement_since(facts: Facts) -> float | None:
     since = short_since(facts)
     if since is None or facts.job.spec.kubernetes.queue_name:
         return None
-    placed = [pod.placed_at + facts.ahead_seconds for pod in facts.pods if pod.placed_at is not None]
+    placed = [pod.placed_at for pod in facts.pods if pod.placed_at is not None]
     if not placed and not any(pod.pending_reason.lacks_capacity for pod in facts.pods if pod.pending_reason):
         return None
     return max([since, *placed])
@@ -131,7 +131,7 @@ def short_since(facts: Facts) -> float | None:
     times = [
         pod.pending_reason.since for pod in facts.pods if pod.pending_reason and pod.pending_reason.since is not None
     ]
-    return min(times) + facts.ahead_seconds if times else None
+    return min(times, default=None)
 
 
 def with_remedy(message: str) -> str:

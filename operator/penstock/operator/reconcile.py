@@ -83,6 +83,7 @@ from penstock.operator.statuses import (
     is_reported_by_service,
     refused,
     summarize,
+    without_future,
 )
 from penstock.planner.worker.protocol import PlanningRequest
 
@@ -170,7 +171,9 @@ class Reconciler:
                 return None
             try:
                 return (
-                    self._reconcile_draft(_Draft(snapshot, snapshot.job, snapshot.status))
+                    self._reconcile_draft(
+                        _Draft(snapshot, snapshot.job, without_future(snapshot.status, self._clock()))
+                    )
                     if snapshot.job is not None
                     else self._refuse(snapshot)
                 )
@@ -281,7 +284,7 @@ class Reconciler:
             raise GoneError(f"job {draft.snapshot.namespace}/{draft.snapshot.name} was deleted during its reconcile")
         self._actions.refresh_children(draft.snapshot)
         if fresh.status != draft.snapshot.status or fresh.job != draft.job:
-            draft.job, draft.status = fresh.job, fresh.status
+            draft.job, draft.status = fresh.job, without_future(fresh.status, self._clock())
             draft.unrecorded.clear()
         draft.snapshot = fresh
 

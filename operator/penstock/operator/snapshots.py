@@ -1,12 +1,16 @@
 """Snapshots of cluster objects: small frozen extracts with the fields that the life cycle needs.
 
 An object is read once, when it arrives. The cache holds the pods of a thousand jobs, and not all of their fields.
+
+Controllers, schedulers and kubelets date transitions by clocks of their own machines, which may differ from the
+operator's. So the cache replaces these times by those at which it first had the transition (`observed_pod` and others):
+all limits count by the operator's clock, and begin again when it restarts. One foreign time is used, `End.at`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from penstock.core import jsontext
@@ -59,7 +63,8 @@ class ChildSnapshot:
 class JobSetSnapshot(ChildSnapshot):
     """An attempt's JobSet. ``failure`` and ``message`` are the JobSet controller's reason and message for a failure.
 
-    ``completed``: all its pods succeeded, even if they are gone by now.
+    ``completed``: all its pods succeeded, even if they are gone by now. ``made_at`` is when it was created, or first
+    observed, by this process's clock.
     """
 
     attempt: int
@@ -80,12 +85,14 @@ class RanksJobSnapshot(ChildSnapshot):
 class End:
     """End of a pod. ``disrupted``: preempted or evicted, so the job is not at fault.
 
-    ``report`` is the pod's own report.
+    ``report`` is the pod's own report. The pod ended ``at`` that time by its kubelet's clock, and was ``observed_at``
+    that time by this process's clock.
     """
 
     succeeded: bool
     message: str
     at: float
+    observed_at: float = 0.0
     disrupted: bool = False
     report: AttemptReport | None = None
 
@@ -122,10 +129,10 @@ class PodSnapshot(ChildSnapshot):
     """A pod of an attempt; ``index`` is its place among the attempt's pods, ``address`` empty until it has one.
 
     ``owner_name`` is the name of the Job that controls it. ``attempt`` is only a label, as ``job_uid`` is. ``made_at``
-    is its creation, by the cluster's clock.
+    is its creation, by the cluster's clock, and only orders pods.
 
-    ``placed_at`` is when it was assigned to its ``node``, by the cluster's clock. It is ``running`` once one of its
-    containers runs, and has its ``end`` when all have ended: the records of its ranks are uploaded then, or lost.
+    ``placed_at`` is when it was assigned to its ``node``. It is ``running`` once one of its containers runs, and has
+    its ``end`` when all have ended: the records of its ranks are uploaded then, or lost.
     """
 
     attempt: int
@@ -247,6 +254,47 @@ def node_snapshot(item: Object) -> NodeSnapshot:
         boot_id=item.get("status", {}).get("nodeInfo", {}).get("bootID", ""),
         not_ready_since=None if is_ready else parse_instant(ready.get("lastTransitionTime"), "Ready") or 0.0,
     )
+
+
+def observed_child(child: ChildSnapshot, known: ChildSnapshot | None, now: float) -> ChildSnapshot:
+    """Return the object with its transitions dated by this process's clock: as in ``known``, or ``now``."""
+    if isinstance(child, JobSetSnapshot):
+        return replace(child, made_at=known.made_at if isinstance(known, JobSetSnapshot) else now)
+    if isinstance(child, PodSnapshot):
+        return _observed_pod(child, known if isinstance(known, PodSnapshot) else None, now)
+    return child
+
+
+def _observed_pod(pod: PodSnapshot, known: PodSnapshot | None, now: float) -> PodSnapshot:
+    """Return the pod with its transitions dated by this process's clock: as in ``known``, or ``now``.
+
+    A stop request was dated by an operator. Its time stays unless it is in the future, so that a restart does not
+    prolong the grace period.
+    """
+    reason, end = pod.pending_reason, pod.end
+    known_reason, known_end = (known.pending_reason, known.end) if known is not None else (None, None)
+    if reason is not None and reason.since is not None:
+        reason = replace(reason, since=_first(known_reason.since if known_reason else None, now))
+    if end is not None:
+        end = replace(end, observed_at=known_end.observed_at if known_end else now)
+    placed_at, stop_requested_at = pod.placed_at, pod.stop_requested_at
+    if placed_at is not None:
+        placed_at = _first(known.placed_at if known else None, now)
+    if stop_requested_at is not None:
+        stop_requested_at = _first(known.stop_requested_at if known else None, min(stop_requested_at, now))
+    return replace(pod, placed_at=placed_at, stop_requested_at=stop_requested_at, pending_reason=reason, end=end)
+
+
+def observed_node(node: NodeSnapshot, known: NodeSnapshot | None, now: float) -> NodeSnapshot:
+    """Return the node with its loss dated by this process's clock: as in ``known``, or ``now``."""
+    if node.not_ready_since is None:
+        return node
+    is_same = known is not None and known.uid == node.uid
+    return replace(node, not_ready_since=_first(known.not_ready_since if known and is_same else None, now))
+
+
+def _first(known: float | None, now: float) -> float:
+    return now if known is None else known
 
 
 def _number(text: str | None) -> int:

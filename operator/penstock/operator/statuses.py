@@ -48,6 +48,9 @@ _WAITS = {
 }
 """The condition that a phase waits for."""
 
+ROUNDING_SECONDS = 0.001
+"""A stored time is rounded, so it may be this much later than the clock was."""
+
 _PLANNED = frozenset({Phase.BINDING, Phase.RUNNING, Phase.SUCCEEDED})
 _PROFILED = _PLANNED | {Phase.PLANNING}
 
@@ -76,6 +79,45 @@ def begin_attempt(status: JobStatus, launch: Launch, queues: bool, now: float) -
     """
     started_at = now if status.started_at is None and not queues else status.started_at
     return dataclasses.replace(status, attempt=launch.attempt, ranks=launch.ranks, plan=None, started_at=started_at)
+
+
+def without_future(status: JobStatus, now: float) -> JobStatus:
+    """Return the status with times after ``now`` replaced by ``now``.
+
+    They were written by an operator whose clock was ahead of this one's. Stored again, they make nothing due later than
+    its full duration from now; a limit that counted from now at every step would never be reached. Other times of
+    conditions only order jobs that wait, and stay.
+    """
+
+    def past(at: float | None) -> float | None:
+        return at if at is None or at <= now + ROUNDING_SECONDS else now
+
+    def dated(condition: Condition) -> Condition:
+        return dataclasses.replace(condition, last_transition_time=past(condition.last_transition_time))
+
+    plan, drifted = status.plan, status.condition(ConditionType.DRIFTED)
+    times = (
+        status.phase_entered_at,
+        status.started_at,
+        status.failed_at,
+        status.finished_at,
+        plan.compared_since if plan is not None else None,
+        drifted.last_transition_time if drifted is not None else None,
+    )
+    if all(past(at) == at for at in times):
+        return status
+    return dataclasses.replace(
+        status,
+        phase_entered_at=past(status.phase_entered_at),
+        started_at=past(status.started_at),
+        failed_at=past(status.failed_at),
+        finished_at=past(status.finished_at),
+        plan=dataclasses.replace(plan, compared_since=past(plan.compared_since)) if plan is not None else None,
+        conditions=tuple(
+            dated(condition) if condition.type is ConditionType.DRIFTED else condition
+            for condition in status.conditions
+        ),
+    )
 
 
 def summarize(plan: Plan) -> PlanStatus:
@@ -207,7 +249,7 @@ def _admission_reason(status: JobStatus, facts: Facts, now: float) -> str:
         return PlacementState.IN_PART if placed_ranks(facts) else PlacementState.SHORT
     if facts.jobset is None and status.attempt <= status.launched:
         return PlacementState.IN_LINE if was_in_line or facts.competition.held_by else "Waiting"
-    due = now if facts.jobset is None else facts.jobset.made_at + facts.ahead_seconds + PLACED_IN_PART_SECONDS
+    due = now if facts.jobset is None else facts.jobset.made_at + PLACED_IN_PART_SECONDS
     is_placing = was_in_line and not _is_placed(facts) and now <= due
     return PlacementState.PLACING if is_placing else "Waiting"
 

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import compress
 from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.api.cluster.fence import StoreAccess
@@ -27,7 +27,7 @@ from penstock.api.cluster.kube import Cluster
 from penstock.api.cluster.mirror import Mirror
 from penstock.api.store import profiles, reports
 from penstock.api.store.epochs import LostLeaseError
-from penstock.api.store.reports import UNFINISHED, Measurement, Report
+from penstock.api.store.reports import UNFINISHED, AnyRow, Measurement, Report
 from penstock.api.store.writer import WriterClosedError
 from penstock.core.lifecycle import Phase
 from penstock.core.profile import Profile
@@ -70,7 +70,7 @@ class Reporter:
         self, store: StoreAccess, kube: Cluster, mirror: Mirror, seconds: Callable[[], float] = time.monotonic
     ) -> None:
         self._store, self._kube, self._mirror, self._seconds = store, kube, mirror, seconds
-        self._rows: dict[str, Row[Any]] = {}
+        self._rows: dict[str, AnyRow] = {}
         self._read_at = -math.inf
         self._ended_at: dict[str, float] = {}
         self._waiting: set[str] = set()
@@ -136,7 +136,7 @@ class Reporter:
         cluster, before, others = self._mirror.cluster, self._rows, self._waiting | self._ended_at.keys()
         is_full = now - self._read_at > GAP_SECONDS or len(others) > MOST_OTHERS
 
-        def read(connection: Connection) -> tuple[dict[str, Row[Any]], list[Report]]:
+        def read(connection: Connection) -> tuple[dict[str, AnyRow], list[Report]]:
             rows = reports.reported_rows(connection, cluster, None if is_full else others)
             is_new = (uid in self._waiting or row != before.get(uid) for uid, row in rows.items())
             return rows, reports.reports(connection, [*compress(rows.values(), is_new)])
@@ -179,7 +179,7 @@ class Reporter:
         return self._kube.report(key, report.progress, current["resourceVersion"])
 
 
-def _unfinished(rows: Mapping[str, Row[Any]]) -> set[str]:
+def _unfinished(rows: Mapping[str, AnyRow]) -> set[str]:
     return {uid for uid, row in rows.items() if row.phase in UNFINISHED}
 
 

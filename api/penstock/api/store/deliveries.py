@@ -1,7 +1,8 @@
 """Deliveries of jobs' ends to the webhook.
 
 A delivery has a row from its first try on. The row is changed before each try, so that a service that dies during the
-try leaves the time of the next one, and two services never try at the same time.
+try leaves the time of the next one. That time is by the clock of the service that tried, so another service does not
+compare it with its own: it waits from when it first read the row (`penstock.api.webhook`).
 """
 
 from __future__ import annotations
@@ -11,33 +12,29 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select, update
 
 from penstock.api.store.engine import upsert
-from penstock.api.store.jobs import StoredJob, select_jobs
 from penstock.api.store.schema import deliveries, jobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Due:
-    """A job whose end has to be delivered, with the number of tries."""
+class Pending:
+    """An end that is not delivered yet: the job's uid, the number of tries, and when the next one is due."""
 
-    job: StoredJob
+    uid: str
     tries: int
+    next_try_at: float
 
 
-def due(connection: Connection, now: float, since: float) -> Due | None:
-    """Return the oldest due delivery of a job that ended at ``since`` or later."""
-    tries = func.coalesce(deliveries.c.tries, 0)
-    joined = select(jobs.c.uid, tries).select_from(jobs.outerjoin(deliveries, deliveries.c.uid == jobs.c.uid))
+def pending(connection: Connection, since: float) -> list[Pending]:
+    """Return the deliveries of jobs that ended at ``since`` or later, the oldest first."""
+    tries, next_try_at = func.coalesce(deliveries.c.tries, 0), func.coalesce(deliveries.c.next_try_at, 0.0)
+    joined = select(jobs.c.uid, tries.label("tries"), next_try_at.label("next_try_at"))
+    joined = joined.select_from(jobs.outerjoin(deliveries, deliveries.c.uid == jobs.c.uid))
     waiting = joined.where(
         jobs.c.finished_at >= since,  # set only for ended jobs; a condition on the phase would mislead SQLite's planner
         deliveries.c.delivered_at.is_(None),
-        func.coalesce(deliveries.c.next_try_at, 0.0) <= now,
     )
     oldest_first = func.coalesce(deliveries.c.next_try_at, jobs.c.finished_at)
-    waiting_longest = connection.execute(waiting.order_by(oldest_first).limit(1)).one_or_none()
-    if waiting_longest is None:
-        return None
-    (job,) = select_jobs(connection, jobs.c.uid == waiting_longest[0])
-    return Due(job=job, tries=waiting_longest[1])
+    return [Pending(**row._mapping) for row in connection.execute(waiting.order_by(oldest_first))]
 
 
 def claim(connection: Connection, uid: str, tries: int, next_try_at: float) -> bool:

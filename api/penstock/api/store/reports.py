@@ -22,6 +22,7 @@ from penstock.core.status import JobProgress
 LOSS_DIGITS = 6
 """Digits of the loss in a status; the store has all digits."""
 
+AnyRow = Row[*tuple[Any, ...]]
 UNFINISHED = [phase.value for phase in Phase if not phase.terminal]
 
 
@@ -36,7 +37,7 @@ class Report:
     phase: Phase
 
 
-def reported_rows(connection: Connection, cluster: str, others: Collection[str] | None = None) -> dict[str, Row[Any]]:
+def reported_rows(connection: Connection, cluster: str, others: Collection[str] | None = None) -> dict[str, AnyRow]:
     """Return what the cluster's unfinished jobs reported, by uid, and ``others`` by uid, or all jobs if that is None.
 
     Jobs are not chosen by time: a report has the time of the service that received it, whose clock may differ.
@@ -61,14 +62,14 @@ def reported_rows(connection: Connection, cluster: str, others: Collection[str] 
     return {row.uid: row for row in connection.execute(chosen)}
 
 
-def reports(connection: Connection, rows: Collection[Row[Any]]) -> list[Report]:
+def reports(connection: Connection, rows: Collection[AnyRow]) -> list[Report]:
     """Return the reports of these rows of `reported_rows`."""
     digests = {row.plan_digest for row in rows if row.plan_digest and row.step_seconds}
     predictions = step_predictions(connection, digests)
     return [_report(row, predictions) for row in rows]
 
 
-def _report(row: Row[Any], predictions: StepPredictions) -> Report:
+def _report(row: AnyRow, predictions: StepPredictions) -> Report:
     """Return the report of a row, whose ``step`` is the number of finished steps, none before the first."""
     trains = row.step is not None
     job_progress = JobProgress(
