@@ -57,8 +57,9 @@ class UnitRecord(Manifest):
     ``alone_seconds`` is measured with the other ranks idle, ``together_seconds`` with all ranks computing. Each is a
     mean without the slowest twentieth. ``samples`` counts the runs alone; together every rank made as many. ``spread``
     is the interquartile range of the runs alone over their mean, ``together_spread`` that of the others, which older
-    profiles lack. ``held_out`` points test the fit and are not used for it. ``host_seconds`` is the host's time to
-    launch the pass, if its kernels are launched one by one: a pass is as slow as the slower of host and device.
+    profiles lack. ``held_out`` points test the fit and are not used for it. ``host_seconds`` is the time in which the
+    host of a CUDA device launches the pass kernel by kernel, which no graph of the action needs
+    (`penstock.core.graphs`). Older profiles lack it for one shard.
 
     With ``tp`` shards it is the pass of one shard, with its collectives, and alone means that only these shards
     compute. For a head that is divided into ``head_parts`` units it is the pass of one of them
@@ -81,8 +82,8 @@ class UnitRecord(Manifest):
     head_parts: int = 1
 
     def seconds(self, *, together: bool) -> float:
-        """Seconds of the pass, with the other ranks idle or computing."""
-        return max(self.together_seconds if together else self.alone_seconds, self.host_seconds or 0.0)
+        """Seconds of the pass on the device, with the other ranks idle or computing."""
+        return self.together_seconds if together else self.alone_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,8 +142,8 @@ class OptimizerRecord(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransientRecord(Manifest):
-    """Bytes that one of ``tp`` shards of a unit's F, I or W takes beyond its slots, at a (micro-batch, length, prefix)
-    point; of one of ``head_parts`` units of a head that is divided.
+    """Bytes that one of ``tp`` shards of a unit's F, I or W takes, beyond its slots or as a CUDA graph, at a
+    (micro-batch, length, prefix) point; of one of ``head_parts`` units of a head that is divided.
     """
 
     unit: UnitKind
@@ -157,10 +158,15 @@ class TransientRecord(Manifest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRecord(Manifest):
-    """``constant_bytes`` is a rank's process with groups made and libraries warm, before any parameter."""
+    """``constant_bytes`` is a rank's process with groups made and libraries warm, before any parameter, and on CUDA
+    ``most_graph_bytes`` (`penstock.core.graphs`). ``graphs`` has the bytes of the graph of a pass, in addition to the
+    pool. Older profiles lack both, and count every action of one shard as recorded.
+    """
 
     constant_bytes: int
     transients: tuple[TransientRecord, ...] = ()
+    graphs: tuple[TransientRecord, ...] = ()
+    most_graph_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

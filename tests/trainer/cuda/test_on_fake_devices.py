@@ -104,7 +104,7 @@ import ctypes, functools, gc, json, torch
 from unittest import mock
 from penstock.trainer import graphs as module
 from penstock.trainer.clock import action_timer
-from penstock.trainer.graphs import Graphs, Recordable, pool_bytes
+from penstock.trainer.graphs import MEASURED_GRAPHS, Graphs, Recordable, graph_bytes, pool_bytes
 
 MIB, runtime, device = 2**20, ctypes.CDLL(None), torch.device("cuda", 0)
 torch.cuda.set_device(device)
@@ -142,9 +142,12 @@ taken = [take() for _ in range(2)]
 timed = since(before)
 
 with mock.patch.object(module, "bytes_outside_allocator", side_effect=[MIB * count for count in (0, 0, 4, 8, 9)]):
-    actions = [Recordable(action, size) for size in (1, 4, 3, 2, 5)]
+    actions = [Recordable(action, num_tokens) for num_tokens in (1, 4, 3, 2, 5)]
     Graphs(device).record_all(actions)
-sizes = [each.size for each in actions if each.run is not action]
+sizes = [each.num_tokens for each in actions if each.run is not action]
+blocks = [2 * MIB * (count // 4) for count in range(MEASURED_GRAPHS + 1)]  # a block for every fourth graph
+with mock.patch.object(module, "bytes_outside_allocator", side_effect=blocks):
+    graph = graph_bytes(action, device)
 pool = pool_bytes(functools.partial(action, 1), device)
 
 garbage, thresholds = [graphs.record(action)], gc.get_threshold()
@@ -158,7 +161,7 @@ refusals = [refused(what) for what in (
 print(json.dumps({
     "warmed": warmed, "recorded": recorded, "shared": shared, "replayed": replayed, "refusals": refusals, "pool": pool,
     "sizes": sizes, "timed": timed, "seconds": [[each.device for each in one] for one in taken],
-    "collects": collects, "same": all(each.device == each.host for one in taken for each in one),
+    "collects": collects, "launching": [[each.host for each in one] for one in taken], "graph": graph,
 }))
 """
 
@@ -317,7 +320,10 @@ def test_actions_are_recorded_into_one_pool_and_replayed_by_one_launch() -> None
     assert seen["timed"] == [2, 2, 2], "a visit is one graph, and one wait"
     assert [len(one) for one in seen["seconds"]] == [3, 3]
     assert min(map(min, seen["seconds"])) >= 0
-    assert seen["same"]
+    first, second = seen["launching"]
+    assert first == second, "launches are timed once, before the visit is recorded"
+    assert 0 < first[1] < min(first[0], first[2]), "five products take longer to launch than one"
+    assert seen["graph"] == 2**19, "a quarter of a block"
     assert seen["collects"], "no graph was destroyed while another was recorded, and the collector goes on"
     assert seen["pool"] == 32 * 2**20, "two temporaries of 16 MiB"
     assert seen["sizes"] == [4, 3, 5], "the largest first, until graphs take 8 MiB, a 128th of the device"

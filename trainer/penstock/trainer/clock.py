@@ -3,12 +3,14 @@
 A training step replays its actions, each a recorded graph (`penstock.trainer.graphs`). Passes are therefore timed
 inside one graph: the device runs kernel after kernel, and no pass waits for its launch. The host time of a replay is
 counted once per action (`penstock.trainer.profiling.network.measure_replay`). Passes of several shards are launched
-kernel by kernel, in training and here.
+kernel by kernel, in training and here. Since an action may remain without a graph, the host's launches of every pass
+are timed as well, before it is recorded.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,9 @@ from penstock.trainer.graphs import Graphs, can_record
 from penstock.trainer.interpreter import Operation
 
 Clock = Callable[[], float]
+
+LAUNCH_ROUNDS = 3
+"""Times that the host launches passes to be timed before they are recorded."""
 
 HEAD_START_CYCLES = 20_000_000
 """Cycles that the device spins before actions are timed, about 10 ms: the host gets ahead, so no launch delays the
@@ -42,8 +47,8 @@ def device_clock(device: torch.device) -> Clock:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Seconds that one action took on the device, and on the host to launch it. Both are equal where actions are not
-    launched one by one: on the CPU, and in a graph.
+    """Seconds that one action took on the device, and on the host to launch it kernel by kernel. Both are equal on the
+    CPU.
     """
 
     device: float
@@ -116,7 +121,7 @@ class CudaTimer:
 
 
 class GraphTimer:
-    """Records all actions as one graph, with the events between them as nodes."""
+    """Records all actions as one graph, with the events between them as nodes. Host times are medians of launches."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -125,13 +130,16 @@ class GraphTimer:
         events = [_timing_event(external=True) for _ in range(len(actions) + 1)]
         run, graphs = partial(_run_between, actions, events), Graphs(self._device)
         graphs.warm_up(run)
-        torch.cuda.empty_cache()  # frees what the first run cached, for the graphs' pool
-        return partial(self._take, graphs.record(run), events)
+        take_launched = CudaTimer(self._device)(actions)
+        rounds = [[taken.host for taken in take_launched()] for _ in range(LAUNCH_ROUNDS)]
+        host = [statistics.median(of_action) for of_action in zip(*rounds, strict=True)]
+        torch.cuda.empty_cache()  # frees what these runs cached, for the graphs' pool
+        return partial(self._take, graphs.record(run), events, host)
 
-    def _take(self, replay: Operation, events: Sequence[torch.cuda.Event]) -> list[Taken]:
+    def _take(self, replay: Operation, events: Sequence[torch.cuda.Event], host: Sequence[float]) -> list[Taken]:
         replay()
         torch.cuda.synchronize(self._device)
-        return [Taken(seconds, seconds) for seconds in _seconds_between(events)]
+        return [Taken(*pair) for pair in zip(_seconds_between(events), host, strict=True)]
 
 
 def _run_between(actions: Sequence[Callable[[], object]], events: Sequence[torch.cuda.Event]) -> None:

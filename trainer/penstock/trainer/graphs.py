@@ -37,9 +37,10 @@ stream of the replays. Marks that time parts of one graph (`penstock.trainer.clo
 graph.
 
 Memory. Besides the pool, a graph uses device memory that the driver keeps per kernel; how much depends on the driver. A
-rank with 256 actions of 300 kernels has 77,000 kernels. So graphs may use at most ``1 / SHARE`` of the device
-(`most_bytes`), which profiles count as constant memory of every rank. Actions beyond that limit are launched kernel by
-kernel.
+rank with 256 actions of 300 kernels has 77,000 kernels. So graphs may use a limited part of the device (`most_bytes`),
+which profiles count as constant memory of every rank. Actions beyond that limit are launched kernel by kernel. Profiles
+also measure what the graph of a pass takes (`graph_bytes`) and how long its launches take, from which the planner
+counts the actions without a graph by the same rule (`penstock.core.graphs`) and charges their launches.
 
 Rejected: one graph for all actions that use the same slots. Take a rank in the middle of four, with 32 micro-batches of
 4 slices and 256 actions: 74 to 87 of these are different in 1f1b, but in zbv it is 668 of 768, and all of them in gpipe
@@ -59,11 +60,12 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.core.graphs import most_graph_bytes, recording_order
 from penstock.trainer.interpreter import Operation
 from penstock.trainer.memory import bytes_outside_allocator
 
-SHARE = 128
-"""Graphs of a rank use at most this fraction, ``1 / SHARE``, of device memory besides their pool."""
+MEASURED_GRAPHS = 32
+"""Graphs of a pass whose memory is measured together: drivers allocate it in blocks of megabytes."""
 
 
 def can_record(device: torch.device) -> bool:
@@ -73,7 +75,7 @@ def can_record(device: torch.device) -> bool:
 
 def most_bytes(device: torch.device) -> int:
     """The most bytes of ``device`` that graphs may use besides their pool; 0 on the CPU."""
-    return torch.cuda.get_device_properties(device).total_memory // SHARE if can_record(device) else 0
+    return most_graph_bytes(torch.cuda.get_device_properties(device).total_memory) if can_record(device) else 0
 
 
 def pool_bytes(action: Operation, device: torch.device) -> int:
@@ -88,6 +90,18 @@ def pool_bytes(action: Operation, device: torch.device) -> int:
     return num_bytes
 
 
+def graph_bytes(action: Operation, device: torch.device) -> int:
+    """Bytes of one graph of the action in addition to the pool: the mean growth over several graphs."""
+    graphs, recorded, taken = Graphs(device), list[Recorded](), list[int]()
+    graphs.warm_up(action)
+    for _ in range(MEASURED_GRAPHS + 1):
+        recorded.append(graphs.record(action))
+        recorded[-1]()  # the first launch uploads the graph
+        torch.cuda.synchronize(device)
+        taken.append(bytes_outside_allocator(device))
+    return max(-(-(taken[-1] - taken[0]) // MEASURED_GRAPHS), 0)
+
+
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of all recordings: cuBLAS keeps a workspace per stream, and the default stream cannot be recorded."""
@@ -95,10 +109,10 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Recordable:
-    """An action that is launched kernel by kernel until it is recorded. Larger ``size`` means more memory."""
+    """An action of ``num_tokens`` tokens that is launched kernel by kernel until it is recorded."""
 
-    def __init__(self, run: Operation, size: int) -> None:
-        self.run, self.size = run, size
+    def __init__(self, run: Operation, num_tokens: int) -> None:
+        self.run, self.num_tokens = run, num_tokens
 
     def __call__(self) -> None:
         self.run()
@@ -161,10 +175,10 @@ class Graphs:
         return Recorded(graph, action)
 
     def record_all(self, actions: Iterable[Recordable]) -> None:
-        """Record all actions, the largest first, and replay each once, until graphs use `most_bytes`."""
+        """Record all actions in `recording_order`, and replay each once, until graphs use `most_bytes`."""
         torch.cuda.empty_cache()  # frees what eager runs cached, for the pool
         limit_bytes = most_bytes(self._device) + bytes_outside_allocator(self._device)
-        for action in sorted(actions, key=lambda action: -action.size):
+        for action in recording_order(actions, lambda action: action.num_tokens):
             if bytes_outside_allocator(self._device) > limit_bytes:
                 break
             action.run = self.record(action.run)

@@ -19,8 +19,9 @@ from penstock.core.profile import MachineKey
 
 MOST_NAME_CHARACTERS = 200
 _PACKAGE = Path(__file__).parents[1]
-_OUTSIDE = ("penstock.agent.launch", "penstock.core.run.rank_status")
-"""Modules outside of the trainer that affect speed: the environment of ranks, and the status that every action writes.
+_OUTSIDE = ("penstock.agent.launch", "penstock.core.graphs", "penstock.core.run.rank_status")
+"""Modules outside of the trainer that affect speed: the environment of ranks, which actions are recorded, and the
+status that every action writes.
 """
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")

@@ -84,13 +84,13 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
     crowded = hosts[worker.rank] == fullest_host(hosts)
     degrees = tp_degrees_to_measure(spec, hosts)
     parts = parts_to_measure(spec, degrees, worker.num_ranks, available)
-    units, transients, slowness = _measure_units(
+    units, passes_memory, slowness = _measure_units(
         parts, worker, progress if worker.rank == 0 else ignore, crowded=crowded
     )
     release_unused(worker.device)
     optimizer = measure_optimizer(spec.training.precision, spec.training, worker.device, clock, available)
     groups.open(iter([everyone(Mesh(dp=1, pp=worker.num_ranks))]))  # every plan opens this group
-    constant = max(gather(_constant_bytes(worker)))
+    constant, graphs = max(gather(_constant_bytes(worker))), min(gather(most_bytes(worker.device)))
     if worker.rank != 0:
         return None
     return Profile(
@@ -103,7 +103,7 @@ def measure(spec: JobSpec, worker: Worker, now: float, progress: Progress = igno
         links=tuple(links),
         collectives=tuple(collectives),
         optimizer=tuple(optimizer),
-        memory=MemoryRecord(constant_bytes=constant, transients=tuple(transients)),
+        memory=dataclasses.replace(passes_memory, constant_bytes=constant, most_graph_bytes=graphs),
         action_overhead_seconds=statistics.median(seconds for seconds in overhead if not math.isnan(seconds)),
         load=load,
         method=METHOD,
@@ -206,14 +206,15 @@ class _Timed:
 
 def _measure_units(
     parts: Sequence[Part], worker: Worker, progress: Progress, *, crowded: bool
-) -> tuple[list[UnitRecord], list[TransientRecord], tuple[float, ...]]:
-    """Measure times and memory of all parts, and the slowness of ranks. If this rank is ``crowded``, the records use
-    its times while all ranks measure.
+) -> tuple[list[UnitRecord], MemoryRecord, tuple[float, ...]]:
+    """Measure times and memory of all parts, without that of the process, and the slowness of ranks. If this rank is
+    ``crowded``, the records use its times while all ranks measure.
     """
     total = sum(len(part.load.timed) + len(part.load.weighed) for part in parts)
     count = itertools.count()
     timed: list[_Timed] = []
     transients: list[TransientRecord] = []
+    graphs: list[TransientRecord] = []
     for part in parts:
         release_unused(worker.device)  # before the next part is allocated
         place = _join_shards(worker, part.load.sharding.tp)
@@ -224,13 +225,14 @@ def _measure_units(
             timed.append(_timed(timer, point, place))
         for point in part.load.weighed if place.is_member else ():
             progress(next(count), total)
-            transients.extend(_transient_records(timer, point))
+            transients.extend(_memory_records(timer, point, timer.transients(point)))
+            graphs.extend(_memory_records(timer, point, timer.graphs(point)))
         del timer
     progress(total, total)
     least_tp = min(point.tp for point in timed)  # the shards of a group all take as long as the slowest
     slowness = slowness_of_ranks([point.slowness for point in timed if point.tp == least_tp])
     records = [record for point in timed for record in _unit_records(point, slowness, worker.rank, crowded=crowded)]
-    return records, transients, slowness
+    return records, MemoryRecord(constant_bytes=0, transients=tuple(transients), graphs=tuple(graphs)), slowness
 
 
 def _timed(timer: UnitTimer, point: Point, place: _ShardPlace) -> _Timed:
@@ -342,10 +344,10 @@ def _record(timed: _Timed, key: Key, alone: list[Taken], together: list[Taken]) 
     )
 
 
-def _transient_records(timer: UnitTimer, point: Point) -> Iterator[TransientRecord]:
+def _memory_records(timer: UnitTimer, point: Point, of_passes: Iterable[tuple[Key, int]]) -> Iterator[TransientRecord]:
     """Memory of the passes of a point. Of several parts of a head, the maximum."""
     most: dict[Key, int] = {}
-    for key, num_bytes in timer.transients(point):
+    for key, num_bytes in of_passes:
         most[key] = max(num_bytes, most.get(key, 0))
     for (unit, kind), num_bytes in most.items():
         yield TransientRecord(

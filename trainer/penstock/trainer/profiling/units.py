@@ -21,7 +21,7 @@ from penstock.core.remaking import SELECTIVE
 from penstock.core.schedule import Kind
 from penstock.trainer.clock import Taken, Timer
 from penstock.trainer.dtypes import accumulate_dtype
-from penstock.trainer.graphs import can_record, pool_bytes
+from penstock.trainer.graphs import can_record, graph_bytes, pool_bytes
 from penstock.trainer.memory import peak_tensor_bytes, release_unused, reset_peak, tensor_bytes
 from penstock.trainer.parameters import StageParameters
 from penstock.trainer.profiling.grid import Point
@@ -161,6 +161,17 @@ class UnitTimer:
             kept = 0 if self._device.type == "cuda" else self._load.exchange_bytes(bench.unit, kind, point)
             yield (bench.unit.kind, kind), self._load.workspace_bytes(bench.unit, point) + kept + growth
 
+    def graphs(self, point: Point) -> Iterator[tuple[Key, int]]:
+        """Bytes of the graph of each F, I and W, in addition to the pool; nothing where actions are not recorded."""
+        if self.tp > 1 or not can_record(self._device):
+            return
+        ids = self._token_ids(point)
+        for bench in self._benches(self._part.one_of_each, point):
+            for kind, run in _PASSES.items():
+                if self._has_work(bench.unit, kind):
+                    make = partial(run, bench, point, ids, self._scale)
+                    yield (bench.unit.kind, kind), graph_bytes(partial(self._run, make), self._device)
+
     def _has_work(self, unit: Unit, kind: Kind) -> bool:
         if unit.kind is UnitKind.HEAD:
             return kind is Kind.F or self.head_parts > 1
@@ -246,6 +257,9 @@ def _backward_input(bench: _Bench, point: Point, ids: Tensor, scale: Scale) -> P
 
 def _backward_weight(bench: _Bench, point: Point, ids: Tensor, scale: Scale) -> Pass[object]:
     return bench.stage.backward_weight(bench.views, point.prefix, token_ids=ids, labels=ids, gradient_scale=scale)
+
+
+_PASSES = {Kind.F: _forward, Kind.I: _backward_input, Kind.W: _backward_weight}
 
 
 def _recompute(bench: _Bench, point: Point) -> Pass[object]:
