@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import UserError
+from penstock.core.graphs import recorded_shares
 from penstock.core.model import UnitKind
 from penstock.core.moments import MomentType
 from penstock.core.profile import CollectiveRecord, LinkRecord, MemoryRecord, OptimizerRecord, TransientRecord
@@ -296,14 +297,36 @@ def test_transients_are_never_less_than_measured() -> None:
     assert (cost.constant_bytes, cost.action_overhead_seconds) == (7, 1e-5)
 
 
-def test_a_pass_goes_on_no_faster_than_its_host_launches_it() -> None:
+@pytest.mark.parametrize("tp", [1, 2])
+def test_launches_are_fitted_next_to_the_device(tp: int) -> None:
     def cost(host: float | None) -> MeasuredCost:
-        units = tuple(dataclasses.replace(each, host_seconds=host) for each in profile().units)
-        return measured_cost(profile(units))
+        units = tuple(dataclasses.replace(each, host_seconds=host, tp=tp) for each in profile().units)
+        return measured_cost(profile(units), tp)
 
-    def seconds(host: float | None) -> float:
-        return float(cost(host).unit_seconds(UnitKind.MLP, Kind.F, Work.of(1, 16, 0)))
+    def seconds(host: float | None) -> tuple[float, float]:
+        work, own = Work.of(1, 16, 0), cost(host)
+        passes = own.unit_seconds(UnitKind.MLP, Kind.F, work), own.launch_seconds(UnitKind.MLP, Kind.F, work)
+        return float(passes[0]), float(passes[1])
 
-    assert seconds(None) == seconds(1e-9) < 0.5
-    assert seconds(0.5) == pytest.approx(0.5)
+    assert seconds(None)[1] == 0.0
+    assert seconds(0.5) == (seconds(None)[0], pytest.approx(0.5))
     assert cost(0.5).slowdown(UnitKind.MLP, Kind.F) == 1.0
+    assert cost(0.5).most_graph_bytes == (0 if tp == 1 else None), "passes of several shards are never recorded"
+
+
+def test_graphs_take_the_bytes_of_the_nearest_measured_point() -> None:
+    graphs = tuple(
+        TransientRecord(unit=UnitKind.MLP, kind=Kind.W, batch=1, length=length, prefix=0, num_bytes=size)
+        for length, size in ((8, 100), (16, 150))
+    )
+    memory = MemoryRecord(constant_bytes=7, graphs=graphs, most_graph_bytes=1000)
+    cost = measured_cost(profile(memory=memory))
+    assert cost.most_graph_bytes == 1000
+    assert [cost.graph_bytes(UnitKind.MLP, Kind.W, 1, length, 0) for length in (4, 8, 16)] == [100, 100, 150]
+    assert cost.graph_bytes(UnitKind.MLP, Kind.F, 1, 8, 0) == 0
+
+
+def test_an_older_profile_counts_all_actions_of_one_shard_as_recorded() -> None:
+    memory = MemoryRecord.from_manifest({"constantBytes": 7})
+    assert (memory.graphs, memory.most_graph_bytes) == ((), 0)
+    assert recorded_shares({16: 0}, memory.most_graph_bytes) == {16: 1.0}

@@ -119,8 +119,11 @@ def test_every_kernel_and_every_launch_take_their_time() -> None:
     work = Work.of(1, 1, 0)
     kernels = round(float(times(device=fast).unit_seconds(UnitKind.MLP, Kind.F, work)) * 1e3)
     assert kernels == 5  # norm, two products, activation, residual
-    slow_host = dataclasses.replace(NO_LAUNCH, launch_seconds=1.0)
-    assert float(times(device=fast, software=slow_host).unit_seconds(UnitKind.MLP, Kind.F, work)) == kernels
+    slow_host = times(device=fast, software=dataclasses.replace(NO_LAUNCH, launch_seconds=1.0))
+    assert float(slow_host.launch_seconds(UnitKind.MLP, Kind.F, work)) == kernels
+    assert not slow_host.launch_seconds(UnitKind.EMBEDDING, Kind.I, work).any()
+    fast_host = times(device=fast, software=dataclasses.replace(NO_LAUNCH, launch_seconds=1e-3))
+    assert not fast_host.launch_seconds(UnitKind.MLP, Kind.F, work).any(), "no kernel takes the device less"
 
 
 @given(MODELS, KINDS, STACKS, st.sampled_from([1, 2, 4, 8]), st.integers(1, 4), st.integers(0, 4096), st.data())

@@ -21,7 +21,6 @@ from penstock.planner.candidate import Candidate
 from penstock.planner.cost import CostModel, DescribedCost
 from penstock.planner.evaluate import Simulated
 from penstock.planner.fit import MeasuredCost, measured_cost
-from penstock.planner.kernels import KernelTimes
 from penstock.planner.order import FORWARD, RECOMPUTE
 from penstock.planner.problem import Mesh
 from penstock.planner.remake import operation_seconds, remake_seconds, remake_until_ns
@@ -189,20 +188,6 @@ def test_without_described_kernels_a_norm_takes_a_third_of_the_traffic() -> None
     third = WORK.tokens * 2 * LLAMA.hidden * 2 / DEVICE.memory_bandwidth
     np.testing.assert_allclose(remake_seconds(cost, LLAMA, UnitKind.ATTENTION, WORK, SELECTIVE), third)
     np.testing.assert_allclose(remake_seconds(cost, LLAMA, UnitKind.MLP, WORK, SELECTIVE), 2 * third)
-
-
-def test_where_launching_takes_longer_operations_take_their_launches() -> None:
-    """Norm, two products, activation and residual are a kernel each."""
-    times = KernelTimes(
-        model=LLAMA,
-        device=SIMPLE,
-        kernels=KERNELS,
-        software=dataclasses.replace(NO_LAUNCH, launch_seconds=1.0),
-        precision=Precision.BF16,
-    )
-    counts = {Operation.NORM: 1, Operation.PROJECT: 1, Operation.ACTIVATE: 1, Operation.OUTPUT: 2}
-    for operation, count in counts.items():
-        assert times.operation_seconds(UnitKind.MLP, operation, WORK).tolist() == [count, count]
 
 
 # Measured ones

@@ -26,7 +26,7 @@ from penstock.planner.stagecost import (
     Integers,
     Stages,
     equal_slices,
-    pass_seconds,
+    slower_seconds,
     stage_costs,
     stage_slice_ns,
     unit_counts,
@@ -175,7 +175,7 @@ class Proposer:
             if key not in self._grids:
                 if len(self._grids) == MOST_GRIDS:
                     del self._grids[next(iter(self._grids))]
-                self._grids[key] = pass_seconds(cost, mesh.microbatch, lengths, prefixes)
+                self._grids[key] = slower_seconds(cost, mesh.microbatch, lengths, prefixes)
             return stage_slice_ns(cost, counts, self._grids[key])
 
         return tabulate(cost_of, sequence_length=problem.sequence_length, quantum=problem.quantum)

@@ -57,6 +57,19 @@ class CostModel(Protocol):
         """Seconds of one unit's F, I or W while other ranks are idle."""
         ...
 
+    def launch_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """Seconds of the host to launch one unit's F, I or W kernel by kernel; 0 where that is unknown or immediate."""
+        ...
+
+    @property
+    def most_graph_bytes(self) -> int | None:
+        """Bytes that the CUDA graphs of a rank's actions may take; None if no action has one."""
+        ...
+
+    def graph_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
+        """Bytes that one unit's pass adds to the graph of an action."""
+        ...
+
     def operation_seconds(self, spec: ModelSpec, unit: UnitKind, operation: Operation, work: Work) -> Floats:
         """Seconds of one operation of the F of an attention unit or an MLP of ``spec``: a part of `unit_seconds`."""
         ...
@@ -110,6 +123,10 @@ class UnitTimes(Protocol):
 
 class OperationTimes(UnitTimes, Protocol):
     """Seconds of a model's units by a description of the device."""
+
+    def launch_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """Seconds of the host to launch one unit's F, I or W."""
+        ...
 
     def operation_seconds(self, unit: UnitKind, operation: Operation, work: Work) -> Floats:
         """Seconds of one operation of the F of a block's unit."""
@@ -190,6 +207,19 @@ class DescribedCost:
         if unit is UnitKind.HEAD and kind is Kind.F:
             seconds = seconds + self._statistics_seconds(work.tokens)
         return seconds
+
+    def launch_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """The software's launches; none with a cost table, which was measured with them."""
+        return np.zeros(work.tokens.shape) if self.cluster.costs else self._device.launch_seconds(unit, kind, work)
+
+    @property
+    def most_graph_bytes(self) -> None:
+        """None: descriptions do not state the memory of graphs, and trainers without them launch each kernel."""
+        return
+
+    def graph_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
+        """No graphs."""
+        return 0
 
     def operation_seconds(self, spec: ModelSpec, unit: UnitKind, operation: Operation, work: Work) -> Floats:
         """The device's seconds, plus those of the operation's collectives; from a cost table the share of the FLOPs.
@@ -434,6 +464,10 @@ class TokenTimes:
             flops = flops / self.sharding.tp
             seconds = seconds + flops / (peak * self.device.efficiency[-1][1])
         return seconds
+
+    def launch_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """None: an efficiency curve includes launches."""
+        return np.zeros(work.tokens.shape)
 
     def operation_seconds(self, unit: UnitKind, operation: Operation, work: Work) -> Floats:
         """Products and attention count with their operations; the norm, the residual and the operation between the

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TypedDict
 
 import numpy as np
@@ -20,6 +21,7 @@ from penstock.planner.candidates import Proposer
 from penstock.planner.compile import has_shared_gradients, recomputed_stages
 from penstock.planner.device_order import Placement, devices_in_order
 from penstock.planner.judge import Evaluation, OrderBound
+from penstock.planner.launches import launched_shares
 from penstock.planner.memory_fit import MemoryFit, enough_microbatches
 from penstock.planner.nanoseconds import require_countable
 from penstock.planner.order import FORWARD, INPUT_GRADIENT, RECOMPUTE, WEIGHT_GRADIENT, Order
@@ -184,11 +186,14 @@ class Simulated:
         """Nanoseconds of every pass, stage and slice."""
         mesh = candidate.mesh
         own = (mesh.remainder, candidate.remainder_slices)
-        key = (mesh.tp, mesh.microbatch, candidate.head_parts, candidate.stages, candidate.slices, *own)
+        problem = self.problem_of(candidate)
+        tables = unit_tables(problem, candidate)
+        launched = launched_shares(tables, problem.model, candidate, owners_of(candidate))
+        units = (mesh.tp, mesh.microbatch, candidate.head_parts, candidate.stages, candidate.slices, *own)
+        key = (*units, *(share.tobytes() for share in launched))
         if key not in self._passes:
-            problem = self.problem_of(candidate)
-            tables = unit_tables(problem, candidate)
-            self._passes[key] = joined([stage_costs(units, problem.model, candidate.stages) for units in tables])
+            of_tables = zip_longest(tables, launched)
+            self._passes[key] = joined([stage_costs(t, problem.model, candidate.stages, s) for t, s in of_tables])
         return self._passes[key]
 
     def costs(self, candidate: Candidate, stage_ranks: tuple[int, ...]) -> Costs:

@@ -82,7 +82,7 @@ class FitReport:
 
 
 def fit_records(records: Sequence[UnitRecord], together: bool) -> Fit:
-    """The least-squares fit to ``records`` (all of one unit and kind); needs at least one record."""
+    """The least-squares fit to the device's times of ``records`` (all of one unit and kind, at least one)."""
     batches, lengths, prefixes = (
         np.array([getattr(r, name) for r in records], dtype=np.float64) for name in ("batch", "length", "prefix")
     )
@@ -123,6 +123,10 @@ class MeasuredCost:
     alone: dict[Key, Fit]
     whole: dict[Key, Fit]
     """Fits at tp 1, for the estimate of collectives; empty on the host, and if ``tp`` is 1 or tp 1 was not measured."""
+    launches: dict[Key, tuple[Floats, Floats]]
+    """Token counts, ascending, and the host's mean seconds of launches; empty for hosts without a device, and for older
+    profiles of one shard.
+    """
     slowdowns: dict[Key, float]
     links: Floats
     """[latency seconds or seconds per byte, source, target]; the last source and target: any other device."""
@@ -144,6 +148,20 @@ class MeasuredCost:
         """From the fit; work a unit does not have (an embedding's I, a whole head's I and W) takes no time."""
         fit = self.alone.get((unit, kind))
         return np.zeros(work.tokens.shape) if fit is None else fit.seconds(work)
+
+    def launch_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """Interpolated in the number of tokens. Fewer than measured have no fewer kernels, and more have no more."""
+        return np.interp(work.tokens, *self.launches.get((unit, kind), (np.zeros(1), np.zeros(1))))
+
+    @property
+    def most_graph_bytes(self) -> int | None:
+        """As measured; None for several shards, whose passes meet in the middle."""
+        return self.profile.memory.most_graph_bytes if self.tp == 1 else None
+
+    def graph_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
+        """Bytes of the nearest measured point that is at least as large. More tokens hardly need more kernels."""
+        nearest = self._nearest(self.profile.memory.graphs, (unit, kind), batch * length, prefix)
+        return 0 if nearest is None else nearest.num_bytes
 
     def collective_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
         """An estimate: the time of a shard's pass beyond 1 / tp of the whole unit's; 0 if that was not measured.
@@ -189,17 +207,17 @@ class MeasuredCost:
 
     def transient_bytes(self, unit: UnitKind, kind: Kind, batch: int, length: int, prefix: int) -> int:
         """Bytes of the nearest measured point that is at least as large; beyond all points, in proportion to tokens."""
-        records = [
-            r
-            for r in self.profile.memory.transients
-            if (r.unit, r.kind) == (unit, kind) and _belongs(r, self.tp, self.head_parts)
-        ]
-        if not records:
-            return 0
         tokens = batch * length
-        enough = [r for r in records if r.batch * r.length >= tokens and r.prefix >= prefix] or records
-        nearest = min(enough, key=lambda r: (abs(r.batch * r.length - tokens), abs(r.prefix - prefix)))
+        nearest = self._nearest(self.profile.memory.transients, (unit, kind), tokens, prefix)
+        if nearest is None:
+            return 0
         return -(-nearest.num_bytes * max(tokens, nearest.batch * nearest.length) // (nearest.batch * nearest.length))
+
+    def _nearest(self, among: Iterable[TransientRecord], key: Key, tokens: int, prefix: int) -> TransientRecord | None:
+        """The nearest point that is at least as large; without one the nearest of all."""
+        records = [r for r in among if (r.unit, r.kind) == key and _belongs(r, self.tp, self.head_parts)]
+        enough = [r for r in records if r.batch * r.length >= tokens and r.prefix >= prefix] or records
+        return min(enough, key=lambda r: (abs(r.batch * r.length - tokens), abs(r.prefix - prefix)), default=None)
 
     def transfer(self, source: Devices, target: Devices) -> tuple[Floats, Floats]:
         """As measured; a pair of devices without a measurement is as slow as the slowest measured link."""
@@ -301,6 +319,9 @@ def measured_cost(
     alone = {key: fit_records(_used(records), together=False) for key, records in groups.items()}
     runs_on_device = any(record.host_seconds is not None for record in profile.units)
     whole = measured_cost(profile).alone if tp > 1 and runs_on_device and 1 in profile.tp_degrees else {}
+    launches = {
+        key: _launches(records) for key, records in groups.items() if any(record.host_seconds for record in records)
+    }
     slowdowns = {key: _slowdown(records) for key, records in groups.items()}
     reports = tuple(_report(key, records, alone[key]) for key, records in groups.items())
     return MeasuredCost(
@@ -309,6 +330,7 @@ def measured_cost(
         head_parts=head_parts,
         alone=alone,
         whole=whole,
+        launches=launches,
         slowdowns=slowdowns,
         links=_link_table(profile.links),
         reports=reports,
@@ -340,6 +362,13 @@ def _link_table(links: Sequence[LinkRecord]) -> Floats:
 
 def _used(records: Iterable[UnitRecord]) -> list[UnitRecord]:
     return [record for record in records if not record.held_out]
+
+
+def _launches(records: Iterable[UnitRecord]) -> tuple[Floats, Floats]:
+    """Token counts, ascending, and the mean of the host's times of launches at each."""
+    tokens, places = np.unique([record.batch * record.length for record in records], return_inverse=True)
+    seconds = np.bincount(places, weights=[record.host_seconds or 0.0 for record in records])
+    return tokens.astype(np.float64), seconds / np.bincount(places)
 
 
 def _slowdown(records: Sequence[UnitRecord]) -> float:

@@ -22,11 +22,12 @@ The model. Three kinds of kernel make up every pass of a unit:
   shrink with d) and there were ``attention_rows`` more rows of queries (the last wave). Backward is 2.5 times the
   FLOPs (FlashAttention-2, arXiv 2307.08691, section 3.1).
 
-A pass takes at least as long as the host needs to launch its kernels.
+The host's launches of a pass are counted next to these seconds: an action takes at least as long as its launches
+(`penstock.planner.stagecost`).
 
 The operations of a block's F (`penstock.core.layout.Operation`) divide its kernels, so their seconds add up to the
 pass's: norm, first product (and the placement of q, k and v), attention, activation, and the second product with bias,
-dropout and residual. If launching takes longer than the kernels of the whole pass, an operation takes its launches.
+dropout and residual.
 
 Under tensor parallelism a shard's products, its attention and the operations between them have its part of the width or
 of the heads. Norms, residuals and dropout of hidden states are the same on all shards, or with sequence parallelism
@@ -100,15 +101,28 @@ class KernelTimes:
         """Seconds of one unit's F, I or W, without collectives."""
         if not has_work(unit, kind, self.software, self.model.head_parts):
             return np.zeros(work.tokens.shape)
-        seconds, launches = self._kernels_of(unit, kind, work)
-        return np.maximum(seconds, launches * self.software.launch_seconds)
+        return self._kernels_of(unit, kind, work)[0]
+
+    def launch_seconds(self, unit: UnitKind, kind: Kind, work: Work) -> Floats:
+        """Seconds of the host to launch the kernels of one unit's F, I or W; the same for all slices. 0 if the device
+        takes longer for any kernel.
+        """
+        is_immediate = self.software.launch_seconds <= self.kernels.kernel_seconds
+        if is_immediate or not has_work(unit, kind, self.software, self.model.head_parts):
+            return np.zeros(work.tokens.shape)
+        seconds: Floats = np.full(work.tokens.shape, self.software.launch_seconds)
+        return seconds * self._num_launches(unit, kind, work)
+
+    def _num_launches(self, unit: UnitKind, kind: Kind, work: Work) -> int:
+        """Kernels of the slice that needs most: the one with the longest prefix."""
+        longest = np.where(work.keys > work.length + 0.5, work.keys, 0).argmax()
+        tokens, pairs = work.tokens.flat[longest], work.pairs.flat[longest]
+        one = Work(tokens=np.array([tokens]), pairs=np.array([pairs]), sequences=work.sequences)
+        return self._kernels_of(unit, kind, one)[1]
 
     def operation_seconds(self, unit: UnitKind, operation: Operation, work: Work) -> Floats:
         """Seconds of one operation of the F of a block's unit, without collectives."""
-        seconds, launches = self._kernels_of(unit, Kind.F, work, (operation,))
-        of_pass, launches_of_pass = self._kernels_of(unit, Kind.F, work)
-        launching = self.software.launch_seconds
-        return np.where(launches_of_pass * launching > of_pass, launches * launching, seconds)
+        return self._kernels_of(unit, Kind.F, work, (operation,))[0]
 
     def _kernels_of(
         self, unit: UnitKind, kind: Kind, work: Work, operations: Collection[Operation] = tuple(Operation)

@@ -21,7 +21,16 @@ from penstock.planner.memory import optimizer_bytes_per_parameter, whole_bytes_p
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.recompute import Savings, may_recompute, savings_inside, savings_of
 from penstock.planner.schedules.registry import BUILT_IN, LIKE_1F1B, find
-from penstock.planner.stagecost import PASSES, UNIT_KINDS, Integers, Slices, collective_seconds, pass_seconds, prefixes
+from penstock.planner.stagecost import (
+    PASSES,
+    UNIT_KINDS,
+    Integers,
+    Slices,
+    collective_seconds,
+    launch_seconds,
+    pass_seconds,
+    prefixes,
+)
 from penstock.planner.unit_memory import gradient_slot_bytes, optimizer_bytes, unit_bytes
 from penstock.planner.work import Floats
 
@@ -32,7 +41,8 @@ class UnitWork:
 
     ``sums`` and ``largest`` [F I W, unit kinds, slicings] are the seconds of all slices, and of the longest one.
     ``waits`` and ``longest_waits`` are the parts of them in which a rank only waits for its shards. These take no
-    longer on a slow device; they are 0 if devices are equally fast.
+    longer on a slow device; they are 0 if devices are equally fast. ``launches`` and ``longest_launches`` are the
+    seconds of the host to launch the passes, and ``graph_bytes`` [unit kinds, slicings] what all their graphs take.
     """
 
     cost: CostModel
@@ -41,6 +51,9 @@ class UnitWork:
     largest: Floats
     waits: Floats
     longest_waits: Floats
+    launches: Floats
+    longest_launches: Floats
+    graph_bytes: Callable[[], Integers]
     state_bytes: Integers
     optimizer_bytes: Integers
     """The part of ``state_bytes`` that replicas may divide."""
@@ -67,6 +80,7 @@ class UnitWork:
         waits = np.zeros_like(seconds)
         if problem.slowness:
             waits = np.minimum(collective_seconds(cost, batch, lengths, before), seconds)
+        launches = launch_seconds(cost, batch, lengths, before)
         state, held = unit_bytes(problem, tp, batch)
         starts = np.cumsum([0, *counts[:-1]])
         return cls(
@@ -76,6 +90,9 @@ class UnitWork:
             largest=np.maximum.reduceat(seconds, starts, axis=2),
             waits=np.add.reduceat(waits, starts, axis=2),
             longest_waits=np.maximum.reduceat(waits, starts, axis=2),
+            launches=np.add.reduceat(launches, starts, axis=2),
+            longest_launches=np.maximum.reduceat(launches, starts, axis=2),
+            graph_bytes=functools.lru_cache(lambda: _graph_bytes(cost, batch, slicings)),
             state_bytes=state,
             optimizer_bytes=optimizer_bytes(problem, tp),
             held_bytes=held,
@@ -109,6 +126,19 @@ class UnitWork:
     def dropped_inside_bytes(self) -> int:
         """Bytes of a micro-batch that a layer does not hold if it recomputes everything inside its backward."""
         return sum(saving.num_bytes for saving in savings_inside(self.savings()))
+
+
+def _graph_bytes(cost: CostModel, batch: int, slicings: Sequence[Slices]) -> Integers:
+    """[unit kinds, slicings]: bytes of the graphs of F, I and W of all slices, as if each were like the longest."""
+    longest = [(max(slices), sum(slices) - max(slices), len(slices)) for slices in slicings]
+    sizes = [
+        [
+            count * sum(cost.graph_bytes(unit, kind, batch, length, prefix) for kind in PASSES)
+            for length, prefix, count in longest
+        ]
+        for unit in UNIT_KINDS
+    ]
+    return np.array(sizes, dtype=np.int64)
 
 
 def _passing_bytes(problem: Problem, tp: int, batch: int, slicings: Sequence[Slices]) -> tuple[Floats, Floats]:

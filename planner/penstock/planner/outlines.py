@@ -294,13 +294,14 @@ def _of_pipelines(
         card_seconds = mesh.num_by_work * work.counts * _card_seconds(problem, mesh, hops)
         capacities = {zero: microbatch_capacity(problem, work, mesh, zero) for zero in zero_degrees(problem, mesh.dp)}
         ends = {ranks: _useful_ends(times.ends(problem, mesh)) for ranks, times in by_stages.items()}
+        launched = {ranks: times.launched(problem, mesh) for ranks, times in by_stages.items()}
         memories = OutlineMemories(problem, work, mesh)
         for schedule, ranks in owners.items():
             name = schedule if isinstance(schedule, str) else schedule.generator
             soon = are_simulated_soon(problem, mesh, counts, schedule)
             least_seconds = stages_per_rank(problem, mesh, schedule) * card_seconds
             for zero, end in ends[ranks].items():
-                steps = _step_seconds(by_stages[ranks], mesh, name, hops, capacities[zero])
+                steps = _step_seconds(launched[ranks], mesh, name, hops, capacities[zero])
                 steps = np.maximum(steps, least_seconds) + end.seconds + memories.pinned_seconds
                 step_ns, least_bytes = steps * NANOSECONDS_PER_SECOND, memories.least_bytes(name, zero)
                 relief = functools.partial(memories.relief, USUAL.get(name, name), zero)
@@ -344,7 +345,8 @@ def _useful_ends(ends: Mapping[int, _End]) -> dict[int, _End]:
 class _StageTimes:
     """Seconds [F I W, stages, slicings] of time-balanced stages: of all slices, and of the largest one. The largest
     slice is counted as if it were the longest one for every kind of unit. The rank of every stage is one of ``owners``.
-    ``num_parameters`` and ``shards_seconds`` (`penstock.planner.tables.shards_seconds`) are those of each stage.
+    ``late_totals`` and ``late_largest`` are by how much launches take longer. ``num_parameters`` and ``shards_seconds``
+    (`penstock.planner.tables.shards_seconds`) are those of each stage.
     """
 
     work: UnitWork
@@ -352,6 +354,8 @@ class _StageTimes:
     owners: tuple[int, ...]
     totals: Floats
     largest: Floats
+    late_totals: Floats
+    late_largest: Floats
     num_parameters: Integers
     shards_seconds: Floats
 
@@ -367,9 +371,25 @@ class _StageTimes:
             owners=owners,
             totals=slowness * (of_kinds @ work.sums - waits + overhead * work.counts) + waits,
             largest=slowness * (of_kinds @ work.largest - longest_waits + overhead) + longest_waits,
+            late_totals=slowness * np.maximum(of_kinds @ (work.launches - work.sums), 0.0),
+            late_largest=slowness * np.maximum(of_kinds @ (work.longest_launches - work.largest), 0.0),
             num_parameters=memory_of(problem, stages, mesh.microbatch, mesh.tp).num_parameters,
             shards_seconds=shards_seconds(problem, stages, mesh) if mesh.tp > 1 else np.zeros(len(stages)),
         )
+
+    def launched(self, problem: Problem, mesh: Mesh) -> _StageTimes:
+        """The times in which the actions of the mesh that have no CUDA graph take at least as long as their launches.
+        All slices are taken to be alike, and nothing to be recomputed.
+        """
+        most_bytes, launched = self.work.cost.most_graph_bytes, np.ones(1)
+        if not self.late_totals.any():
+            return self
+        if most_bytes is not None:
+            graph_bytes = np.zeros((mesh.pp, len(self.work.counts)))
+            np.add.at(graph_bytes, list(self.owners), unit_counts(problem.model, self.stages) @ self.work.graph_bytes())
+            launched = np.maximum(1 - most_bytes / np.maximum(mesh.num_by_work * graph_bytes, 1), 0)[list(self.owners)]
+        totals, largest = self.totals + launched * self.late_totals, self.largest + launched * self.late_largest
+        return replace(self, totals=totals, largest=largest)
 
     def busiest_seconds(self, mesh: Mesh) -> float:
         """Lower bound of the busiest rank's seconds for a micro-batch, with the best slicing for that."""

@@ -93,11 +93,15 @@ def _work_of_column(candidate: Candidate, column: int) -> Work:
 
 
 def _unit_ns(cost: CostModel, num_collectives: int, unit: UnitKind, kind: Kind, work: Work) -> Segment:
-    """Nanoseconds of a unit's compute, and of one of its collectives; without collectives all of it is compute."""
+    """Nanoseconds of a unit's compute, and of one of its collectives; without collectives all of it is compute. The
+    host does not launch a pair any faster than both actions, so of a collective at most the time beyond the launches
+    can be hidden.
+    """
     seconds = cost.unit_seconds(unit, kind, work)
     if not num_collectives:
         return int(whole_nanoseconds(seconds)), 0
-    exposed = np.minimum(cost.collective_seconds(unit, kind, work), seconds)
+    beyond_launches = np.maximum(seconds - cost.launch_seconds(unit, kind, work), 0.0)
+    exposed = np.minimum(cost.collective_seconds(unit, kind, work), beyond_launches)
     return int(whole_nanoseconds(seconds - exposed)), int(whole_nanoseconds(exposed / num_collectives))
 
 

@@ -32,7 +32,7 @@ from penstock.planner.pricing import interruptions_of, interruptions_of_kinds, p
 from penstock.planner.schedules.registry import find
 from penstock.planner.sizes import divisors, microbatch_sizes
 from penstock.planner.slicing import BalancedSlicings, Slicing, SlicingProblem, summable_unit_ns, tabulate
-from penstock.planner.stagecost import Integers, UnitTable, pass_seconds, stage_slice_ns, unit_counts
+from penstock.planner.stagecost import Integers, UnitTable, slower_seconds, stage_slice_ns, unit_counts
 from penstock.planner.work import Floats, rows_of
 
 Value = TypeVar("Value")
@@ -205,7 +205,7 @@ class Problem:
     def slice_ns(self, tp: int, batch: int, lengths: Integers, before: Integers) -> Integers:
         """[points]: nanoseconds of the whole model for slices of micro-batches of ``batch`` sequences."""
         cost, counts = self.cost_of(tp), unit_counts(self.model, ((0, self.model.num_units),))[0]
-        return stage_slice_ns(cost, counts, pass_seconds(cost, batch, lengths, before))
+        return stage_slice_ns(cost, counts, slower_seconds(cost, batch, lengths, before))
 
     def sharding(self, tp: int) -> Sharding:
         """The division of a rank's units over ``tp`` shards."""
@@ -348,7 +348,7 @@ def _slowness_of_kinds(spec: JobSpec, cluster: ClusterSpec, kinds: Sequence[int]
         cost = DescribedCost(model=spec.model, cluster=described, precision=spec.training.precision)
         counts = unit_counts(spec.model, ((0, spec.model.num_units),))[0]
         length = np.array([spec.data.sequence_length], dtype=np.float64)
-        return int(stage_slice_ns(cost, counts, pass_seconds(cost, 1, length, np.zeros(1)))[0])
+        return int(stage_slice_ns(cost, counts, slower_seconds(cost, 1, length, np.zeros(1)))[0])
 
     of_kinds = {kind: model_ns(kind) for kind in sorted({0, *kinds})}
     return tuple(of_kinds[kind] / of_kinds[0] for kind in kinds)

@@ -2,12 +2,16 @@
 
 A stage is a count of units of each kind, so all stages are priced by one product:
 counts [stages, unit kinds] @ nanoseconds [unit kinds, slices].
+
+On CUDA the host launches while the device computes, so an action without a graph takes as long as the slower of both:
+the sum of its units' seconds, or the sum of their launches. Of the actions of a slice only a share may lack a graph
+(`penstock.planner.launches`). They are priced alike, at the mean.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,10 +77,16 @@ def first_like(model: ModelSpec, stage: tuple[int, int]) -> tuple[int, int]:
 class StageCosts:
     """Nanoseconds [pass, stage, slice] of F, I and W, alone; and the factor (parts per million) by which
     each takes longer while all ranks of its host compute. Every action with any work carries the fixed overhead once.
+
+    ``launch_factor`` [stage, slice] is how many times as long as on the device alone an F takes with its launches.
+    ``saved_ns`` [stage, slice] is by how much a B takes less than an I and a W, except for an overhead: the device may
+    be the slower one in the one, and the host in the other.
     """
 
     alone_ns: Integers
     slowdown_ppm: Integers
+    launch_factor: Floats
+    saved_ns: Integers
 
     @property
     def concurrent_ns(self) -> Integers:
@@ -96,6 +106,22 @@ def pass_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Lengths)
     return np.stack([np.stack([cost.unit_seconds(unit, kind, work) for unit in UNIT_KINDS]) for kind in PASSES])
 
 
+def launch_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Lengths) -> Floats:
+    """[F I W, unit kinds, points]: seconds of the host to launch each pass of each unit kind kernel by kernel."""
+    work = Work.of(batch, lengths, before)
+    return np.stack([np.stack([cost.launch_seconds(unit, kind, work) for unit in UNIT_KINDS]) for kind in PASSES])
+
+
+def slower_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Lengths) -> Floats:
+    """`pass_seconds`, of each pass at least those of its launches if no action of ``cost`` has a graph. Their sum is at
+    least the time of an action, whose device and host may each be the slower one in some of its units.
+    """
+    seconds = pass_seconds(cost, batch, lengths, before)
+    if cost.most_graph_bytes is not None:
+        return seconds
+    return np.maximum(seconds, launch_seconds(cost, batch, lengths, before))
+
+
 def collective_seconds(cost: CostModel, batch: int, lengths: Lengths, before: Lengths) -> Floats:
     """[F I W, unit kinds, points]: the part of `pass_seconds` in which a rank only waits for its shards."""
     work = Work.of(batch, lengths, before)
@@ -108,7 +134,8 @@ class UnitTable:
     sums of these.
 
     ``seconds`` [F I W, unit kinds, slices] are those of a unit alone; they are ``slowdown`` [F I W, unit kinds, 1]
-    times as many while all ranks of the host compute.
+    times as many while all ranks of the host compute. ``launching``, of the same shape, are those of the host to launch
+    the unit's pass kernel by kernel.
     """
 
     cost: CostModel
@@ -116,16 +143,18 @@ class UnitTable:
     slices: Slices
     seconds: Floats
     slowdown: Floats
+    launching: Floats
 
     @classmethod
     def of(cls, cost: CostModel, batch: int, slices: Slices) -> UnitTable:
         """The table for micro-batches of ``batch`` sequences, each cut into ``slices`` in tokens."""
-        lengths, before = np.asarray(slices, dtype=np.float64), prefixes(slices)
+        points = np.asarray(slices, dtype=np.float64), prefixes(slices).astype(float)
         return cls(
             cost=cost,
             batch=batch,
             slices=slices,
-            seconds=pass_seconds(cost, batch, lengths, before.astype(float)),
+            seconds=pass_seconds(cost, batch, *points),
+            launching=launch_seconds(cost, batch, *points),
             slowdown=np.array([[[cost.slowdown(unit, kind)] for unit in UNIT_KINDS] for kind in PASSES]),
         )
 
@@ -135,23 +164,54 @@ class UnitTable:
         return self.cost.action_overhead_seconds
 
     @functools.cached_property
+    def may_wait_for_launches(self) -> bool:
+        """Whether any pass takes the host any time to launch."""
+        return bool(self.launching.any())
+
+    @functools.cached_property
     def transient_bytes(self) -> Integers:
         """[unit kinds, F I W, slices]: bytes needed beyond the slots. Stages that are only timed do not need them."""
+        return self._bytes(self.cost.transient_bytes)
+
+    @functools.cached_property
+    def graph_bytes(self) -> Integers:
+        """[unit kinds, F I W, slices]: bytes of the graph of each pass."""
+        return self._bytes(self.cost.graph_bytes)
+
+    def _bytes(self, bytes_of: Callable[[UnitKind, Kind, int, int, int], int]) -> Integers:
         points = list(zip(self.slices, prefixes(self.slices).tolist(), strict=True))
         sizes = [
-            [[self.cost.transient_bytes(unit, kind, self.batch, *point) for point in points] for kind in PASSES]
-            for unit in UNIT_KINDS
+            [[bytes_of(unit, kind, self.batch, *point) for point in points] for kind in PASSES] for unit in UNIT_KINDS
         ]
         return np.array(sizes, dtype=np.int64)
 
 
-def stage_costs(units: UnitTable, model: ModelSpec, stages: Stages) -> StageCosts:
-    """The costs of every pass of every stage over the table's slices."""
+def stage_costs(units: UnitTable, model: ModelSpec, stages: Stages, launched: Floats | None = None) -> StageCosts:
+    """The costs of every pass of every stage over the table's slices. ``launched`` [stages, slices] is the share of the
+    actions that have no graph; by default that is all or none of them.
+    """
     counts = unit_counts(model, stages)
-    base = counts @ units.seconds + units.overhead_seconds
-    concurrent = counts @ (units.seconds * units.slowdown) + units.overhead_seconds
-    factor = np.divide(concurrent, base, out=np.ones_like(base), where=base > 0)
-    return StageCosts(alone_ns=whole_nanoseconds(base), slowdown_ppm=np.rint(1_000_000 * factor).astype(np.int64))
+    device, concurrent = counts @ units.seconds, counts @ (units.seconds * units.slowdown)
+    base, saved = device, np.zeros(device.shape[1:])
+    if units.may_wait_for_launches:
+        launching = counts @ units.launching
+        share = float(units.cost.most_graph_bytes is None) if launched is None else launched
+        base, concurrent = (own + share * np.maximum(launching - own, 0.0) for own in (device, concurrent))
+        late = share * np.maximum((launching - device)[1:].sum(axis=0), 0.0)
+        saved = np.maximum((base - device)[1:].sum(axis=0) - late, 0.0)
+    factor = _ratio(base[0], device[0])
+    base, concurrent = base + units.overhead_seconds, concurrent + units.overhead_seconds
+    return StageCosts(
+        alone_ns=whole_nanoseconds(base),
+        slowdown_ppm=np.rint(1_000_000 * _ratio(concurrent, base)).astype(np.int64),
+        launch_factor=factor,
+        saved_ns=whole_nanoseconds(saved),
+    )
+
+
+def _ratio(longer: Floats, shorter: Floats) -> Floats:
+    """Elementwise; 1 where there is no time."""
+    return np.divide(longer, shorter, out=np.ones_like(shorter), where=shorter > 0)
 
 
 def joined(tables: Sequence[StageCosts]) -> StageCosts:
@@ -161,12 +221,19 @@ def joined(tables: Sequence[StageCosts]) -> StageCosts:
     return StageCosts(
         alone_ns=np.concatenate([table.alone_ns for table in tables], axis=2),
         slowdown_ppm=np.concatenate([table.slowdown_ppm for table in tables], axis=2),
+        launch_factor=np.concatenate([table.launch_factor for table in tables], axis=1),
+        saved_ns=np.concatenate([table.saved_ns for table in tables], axis=1),
     )
 
 
 def unit_totals(units: UnitTable, model: ModelSpec) -> Integers:
-    """[units]: nanoseconds of F + I + W of each unit over all slices of one micro-batch, while all ranks compute."""
-    total = (units.seconds.sum(axis=2) * units.slowdown[:, :, 0]).sum(axis=0)
+    """[units]: nanoseconds of F + I + W of each unit over all slices of one micro-batch, while all ranks compute; of
+    each pass at least those of its launches if no action has a graph.
+    """
+    seconds = units.seconds
+    if units.may_wait_for_launches and units.cost.most_graph_bytes is None:
+        seconds = np.maximum(seconds, units.launching)
+    total = (seconds.sum(axis=2) * units.slowdown[:, :, 0]).sum(axis=0)
     numbers = _kind_numbers(model)
     require_countable(NANOSECONDS_PER_SECOND * float(total[numbers].sum()))
     totals: Integers = whole_nanoseconds(total)[numbers]
@@ -175,7 +242,7 @@ def unit_totals(units: UnitTable, model: ModelSpec) -> Integers:
 
 def stage_slice_ns(cost: CostModel, counts: Integers, seconds: Floats) -> Integers:
     """[points]: F + I + W of a stage of ``counts`` units of each kind, including three overheads, while all ranks of
-    the host compute; ``seconds`` are those of `pass_seconds`.
+    the host compute; ``seconds`` are those of `slower_seconds`.
     """
     total: Floats = np.full(seconds.shape[2], len(PASSES) * cost.action_overhead_seconds)
     for kind, of_units in zip(PASSES, seconds, strict=True):

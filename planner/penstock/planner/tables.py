@@ -152,8 +152,10 @@ def simulation_costs(
     mesh, devices = candidate.mesh, mapped.devices
     compute = compute_table(*passes.alone_ns)
     overhead = int(whole_nanoseconds(problem.cost_of(mesh.tp).action_overhead_seconds))
-    compute[BACKWARD] -= np.minimum(overhead, compute[BACKWARD])  # one action where I and W are two
+    compute[BACKWARD] -= np.minimum(overhead + passes.saved_ns, compute[BACKWARD])  # one action where I and W are two
     remade = recomputation_ns(problem, candidate) if any(candidate.recompute) else ()
+    if (passes.launch_factor > 1).any():
+        remade = tuple(map(slowed, remade, passes.launch_factor))
     compute[RECOMPUTE], inside = 0, None
     if remade:
         recompute_ns = np.stack([until[-1] for until in remade])
