@@ -53,7 +53,11 @@ class Scene:
         self.notes: list[str] = []
         self.timeline: Any = TIMELINE.to_manifest()
         spec = job(ranks=2)
-        spec = dataclasses.replace(spec, training=dataclasses.replace(spec.training, steps=STEPS))
+        spec = dataclasses.replace(
+            spec,
+            training=dataclasses.replace(spec.training, steps=STEPS),
+            run_policy=dataclasses.replace(spec.run_policy, replan_on_drift=True),
+        )
         self.replanner = Replanner(spec, self.run, self.planner, lambda: self.now, self.notes.append)
         self.replanner.begin(PLAN)
         self.now += START_SECONDS
@@ -66,10 +70,15 @@ class Scene:
                 write_json(self.run.timelines / f"step-{self.step}.json", self.timeline)
             self.replanner.stepped(metrics)
             self.step, self.now = self.step + 1, self.now + 1.0
-            following = self.replanner.poll()
-            if following is not None:
-                return following
-        return None
+            self.replanner.poll()
+            if self.replanner.better is not None:
+                break
+        return self.replanner.better
+
+
+def ended(scene: Scene) -> Plan | None:
+    """The plan of the next attempt, after the user has stopped this one."""
+    return scene.replanner.end(has_failed=False, has_succeeded=False)
 
 
 LONG = WARM_UP_STEPS + WINDOW + round(PATIENCE_SECONDS) + 5
@@ -109,20 +118,23 @@ def test_a_plan_with_the_same_stages_is_left_for_the_ranks(tmp_path: Path) -> No
     scene = Scene(tmp_path)
     assert scene.steps(LONG, 2.0) is None
     assert scene.run.read_next_plan() == OTHER
-    assert scene.replanner.changed() is None
+    assert scene.replanner.poll() is None
     scene.steps(5, 2.0)
     write_json(scene.run.plan, OTHER.to_manifest())
-    assert scene.replanner.changed() is None
+    assert scene.replanner.poll() is None
     scene.run.next_plan.unlink()
-    assert scene.replanner.changed() == NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN)
-    assert scene.replanner.changed() is None
+    assert scene.replanner.poll() == OTHER
+    assert scene.run.read_profile() == CORRECTED
+    former = scene.run.read_former_plan()
+    assert (former.plan, former.profile, former.successor_digest) == (PLAN, sample_profile(), OTHER.digest)
+    assert scene.replanner.poll() is None
 
 
 def test_a_plan_that_ranks_refused_is_not_the_run_s(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.steps(LONG, 2.0)
     scene.run.next_plan.unlink()
-    assert scene.replanner.changed() is None
+    assert scene.replanner.poll() is None
     assert scene.notes[-1] == "the run keeps its plan: its ranks refused the other one, and their log has the reason"
 
 
@@ -161,7 +173,7 @@ def test_the_end_of_an_attempt_ends_its_search(tmp_path: Path) -> None:
     while not scene.planner.busy(KEY):
         scene.steps(1, 2.0)
     write_json(scene.run.next_plan, OTHER.to_manifest())
-    scene.replanner.end()
+    assert ended(scene) is None
     assert not scene.planner.busy(KEY)
     assert not scene.run.next_plan.exists()
     assert scene.steps(LONG, 2.0) is None
@@ -237,10 +249,11 @@ def test_timelines_of_an_earlier_attempt_are_not_those_of_this_plan(tmp_path: Pa
 
 def test_a_plan_that_cannot_be_written_is_not_taken(tmp_path: Path) -> None:
     """The disk is full, or as here a folder has the file's name."""
-    scene = Scene(tmp_path)
+    scene = Scene(tmp_path, "the stages")
+    assert scene.steps(LONG, 2.0) is not None
     scene.run.plan.unlink()
     scene.run.plan.mkdir()
-    assert not scene.replanner.take(NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN))
+    assert ended(scene) is None
     assert scene.notes[-1].startswith("cannot write the other plan and its profile to the run directory: ")
 
 
@@ -303,7 +316,7 @@ def test_an_error_of_planning_again_is_a_note_and_the_run_keeps_its_plan(tmp_pat
     assert scene.steps(LONG, 2.0) is None
     (note,) = [note for note in scene.notes if note.startswith("the run keeps its plan, since planning again failed: ")]
     assert message in note
-    assert scene.replanner.changed() is None
+    assert scene.replanner.poll() is None
 
 
 def test_after_an_error_the_next_search_is_made_later(tmp_path: Path) -> None:
@@ -319,7 +332,7 @@ def test_a_corrupt_plan_after_a_change_is_a_note(tmp_path: Path) -> None:
     scene.steps(LONG, 2.0)
     scene.run.plan.write_text("{")
     scene.run.next_plan.unlink()
-    assert scene.replanner.changed() is None
+    assert scene.replanner.poll() is None
     assert "plan.json" in scene.notes[-1]
     scene.steps(LONG, 1.0)
 
@@ -332,13 +345,14 @@ def test_a_plan_that_ranks_took_before_they_ended_is_returned(tmp_path: Path, is
     write_json(scene.run.plan, OTHER.to_manifest())
     if is_announced:
         scene.run.next_plan.unlink()
-    assert scene.replanner.end() == NextPlan(plan=OTHER, profile=CORRECTED, former=PLAN)
-    assert scene.replanner.end() is None
+    assert ended(scene) == OTHER
+    assert (scene.run.read_plan(), scene.run.read_profile()) == (OTHER, CORRECTED)
+    assert ended(scene) is None
 
 
 def test_a_plan_that_ranks_never_took_is_not_returned_at_their_end(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.steps(LONG, 2.0)
     assert scene.run.next_plan.exists()
-    assert scene.replanner.end() is None
+    assert ended(scene) is None
     assert not scene.run.next_plan.exists()

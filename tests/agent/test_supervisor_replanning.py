@@ -44,7 +44,8 @@ def drifted(root: Path, *reasons: str) -> Bench:
     found = Replanning(profile=CORRECTED, drift=Drift(devices=(1.0, 2.0)), step_seconds=1.0, options=(option,))
     bench = Bench(root, FakeWorkers(), planner=FakePlanner(answer=Answer(plan=PLAN, replanning=found)), plan=FAST)
     training = dataclasses.replace(bench.job.spec.training, steps=MANY)
-    bench.job = bench.job.with_spec(training=training)
+    policy = dataclasses.replace(bench.job.spec.run_policy, replan_on_drift=True)
+    bench.job = bench.job.with_spec(training=training, run_policy=policy)
     timeline = sample_timeline(sample_schedule(2, 1, 1)).to_manifest()
 
     def sample() -> None:

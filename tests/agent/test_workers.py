@@ -21,8 +21,11 @@ from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.preparing import Reporter
 from penstock.core.run.folder import RunDir
 from penstock.core.run.rank_status import StatusFile, status_path
+from penstock.core.serialization.files import write_json
 from tests.support.fake_workers import FINE, FakeRanks, FakeWorkers, Script, killed, refused
 from tests.support.local_run import local_job
+from tests.support.supervised import FakeDecider
+from tests.support.supervising import silently_profiling
 
 
 @pytest.fixture
@@ -169,14 +172,28 @@ def test_a_refusal_says_what_the_rank_said(what: str, where: str, remedy: str) -
 
 
 def attempt(run: RunDir, fake: FakeWorkers, **changes: Any) -> Attempt:
-    return Attempt(local_job(**changes), run, 1, 2, fake)
+    return Attempt(local_job(**changes), run, 1, fake, FakeDecider())
 
 
 def test_an_attempt_is_ready_until_it_trains(run: RunDir) -> None:
-    tried = attempt(run, FakeWorkers())
-    assert (tried.state(), tried.profile()) == (AttemptState.READY, Step.MISSING)
+    decider = FakeDecider()
+    tried = Attempt(local_job(), run, 1, FakeWorkers(), decider)
+    report = tried.report()
+    assert (report.state, report.profile, decider.kept) == (AttemptState.READY, Step.MISSING, 0)
     tried.measure()
-    assert (tried.state(), tried.profile()) == (AttemptState.READY, Step.DONE)
+    for _ in range(2):
+        report = tried.report()
+        assert (report.state, report.profile, decider.kept) == (AttemptState.READY, Step.DONE, 1)
+
+
+def test_a_measurement_is_reported_as_it_goes_on(run: RunDir) -> None:
+    tried = attempt(run, silently_profiling())
+    write_json(run.profile_progress, {"done": 3, "total": 8})
+    report = tried.report()
+    assert (report.profile, report.done, report.total) == (Step.MISSING, 0, 0)
+    tried.measure()
+    report = tried.report()
+    assert (report.profile, report.done, report.total) == (Step.WORKING, 3, 8)
 
 
 def test_an_attempt_runs_when_all_its_ranks_do(run: RunDir) -> None:
@@ -184,9 +201,9 @@ def test_an_attempt_runs_when_all_its_ranks_do(run: RunDir) -> None:
     tried = attempt(run, fake)
     tried.train(2, None)
     waiting = StatusFile(status_path(run.status, 1), 1)
-    assert tried.state() is AttemptState.STARTING
+    assert tried.report().state is AttemptState.STARTING
     waiting.start(["1F0.0"])
-    assert tried.state() is AttemptState.RUNNING
+    assert tried.report().state is AttemptState.RUNNING
     tried.kill()
     assert not fake.alive
 
@@ -203,7 +220,7 @@ def test_an_attempt_runs_when_all_its_ranks_do(run: RunDir) -> None:
 def test_an_attempt_ends_as_its_ranks_say(run: RunDir, script: Script, state: AttemptState) -> None:
     tried = attempt(run, FakeWorkers(scripts=[script]))
     tried.train(2, None)
-    assert tried.state() is state
+    assert tried.report().state is state
     assert bool(tried.message) == (state is AttemptState.FAILED)
 
 
@@ -213,16 +230,17 @@ def test_last_words_come_from_the_rank_at_fault(run: RunDir, monkeypatch: pytest
     monkeypatch.setattr(FakeRanks, "log_path", lambda self, rank: log if rank == 1 else None)
     tried = attempt(run, FakeWorkers(scripts=[Script(until=0, end=killed(rank=1))]))
     tried.train(2, None)
-    tried.state()
-    assert tried.last_words == tuple(f"line {n}" for n in range(50 - MOST_LAST_LINES, 50))
+    report = tried.report()
+    assert report.last_words == tuple(f"line {n}" for n in range(50 - MOST_LAST_LINES, 50))
 
 
 def test_a_measurement_that_failed_says_why(run: RunDir) -> None:
     failure = Failure(rank=None, step=-1, action="", message="the ranks did not start")
     tried = attempt(run, FakeWorkers(profile_ends=[Outcome(exit_code=1, failure=failure)]))
     tried.measure()
-    assert tried.profile() is Step.FAILED
-    assert tried.message == "the ranks did not start"
+    report = tried.report()
+    assert (report.state, report.profile) == (AttemptState.FAILED, Step.FAILED)
+    assert report.message == "the ranks did not start"
 
 
 def test_stopping_asks_the_ranks(run: RunDir) -> None:

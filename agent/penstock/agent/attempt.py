@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from penstock.agent.launch import Failure, Outcome
-from penstock.agent.progress_files import newest_checkpoint_step
+from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
 from penstock.agent.workers import Ranks, Workers, end, refusal
 from penstock.core import jsontext
 from penstock.core.job import PipelineJob
@@ -28,15 +28,24 @@ class ProfileDecider(Protocol):
 
 
 class Attempt:
-    """Attempt ``number`` on ``num_ranks`` ranks: ready, perhaps measuring first, then training.
+    """Attempt ``number`` on the job's ranks: ready, perhaps measuring first, then training.
 
-    ``last_step`` is the last step that a caller observed. ``message`` is the cause of the failure, and ``last_words``
-    are the last lines of the rank at fault.
+    ``profile`` is the state of measuring; a new profile goes to ``decider``. ``last_step`` is the last step that a
+    caller observed. ``message`` is the cause of the failure, and ``last_words`` are the last lines of the rank at fault.
     """
 
-    def __init__(self, job: PipelineJob, run: RunDir, number: int, num_ranks: int, workers: Workers) -> None:
-        self._job, self._run, self._workers = job, run, workers
-        self.number, self.num_ranks = number, num_ranks
+    def __init__(
+        self,
+        job: PipelineJob,
+        run: RunDir,
+        number: int,
+        workers: Workers,
+        decider: ProfileDecider,
+        profile: Step = Step.MISSING,
+    ) -> None:
+        self._job, self._run, self._workers, self._decider = job, run, workers, decider
+        self.number, self.num_ranks = number, job.spec.resources.ranks
+        self.profile = profile
         self._measuring: Ranks | None = None
         self._training: Ranks | None = None
         self.stop_requested = False
@@ -46,6 +55,7 @@ class Attempt:
 
     def measure(self) -> None:
         """Start measuring the machine."""
+        self.profile = Step.WORKING
         self._measuring = self._workers.profile(self._job, self._run, self.number)
 
     def train(self, num_ranks: int, metrics_port: int | None) -> None:
@@ -54,33 +64,36 @@ class Attempt:
         self._run.result.unlink(missing_ok=True)
         self._training = self._workers.train(self._job, self._run, self.number, num_ranks, metrics_port)
 
-    def report(self, profile: Step) -> AttemptReport:
-        """Return the attempt's report; ``profile`` is the state of measuring. Raises `UserError` as `state` does."""
+    def report(self) -> AttemptReport:
+        """Return the attempt's report; raises `UserError` if measuring or training failed by a mistake of the user."""
+        self._follow_profile()
+        state = self._state()
+        done, total = profile_progress(self._run) if self._measuring else (0, 0)
         return AttemptReport(
-            state=AttemptState.FAILED if profile is Step.FAILED else self.state(),
-            profile=profile,
+            state=state,
+            profile=self.profile,
+            done=done,
+            total=total,
             num_ranks=self.num_ranks,
             message=self.message,
             last_words=self.last_words,
             last_checkpoint=newest_checkpoint_step(self._run),
         )
 
-    def profile(self) -> Step:
-        """State of measuring; raises `UserError` if it failed by a mistake of the user."""
-        if self._measuring is None:
-            return Step.MISSING
-        outcome = self._measuring.poll()
-        if outcome is None:
-            return Step.WORKING
-        if outcome.failure is None:
-            return Step.DONE
-        self._note(self._measuring, outcome.failure)
-        return Step.FAILED
+    def _follow_profile(self) -> None:
+        outcome = self._measuring.poll() if self._measuring and self.profile is Step.WORKING else None
+        if self._measuring is None or outcome is None:
+            return
+        if outcome.failure is not None:
+            self._note(self._measuring, outcome.failure)
+            self.profile = Step.FAILED
+        else:
+            self._decider.keep_profile()
+            self.profile = Step.DONE
 
-    def state(self) -> AttemptState:
-        """State of the attempt; raises `UserError` if training failed by a mistake of the user."""
+    def _state(self) -> AttemptState:
         if self._training is None:
-            return AttemptState.READY
+            return AttemptState.FAILED if self.profile is Step.FAILED else AttemptState.READY
         outcome = self._training.poll()
         if outcome is None:
             started = self.last_step is not None or self._training.all_started()

@@ -52,15 +52,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from penstock.agent.attempt import Attempt, ProfileDecider, read_result
 from penstock.agent.metrics import LineFollower, MetricsFollower
-from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
-from penstock.agent.replanner import NextPlan, Replanner
+from penstock.agent.progress_files import newest_checkpoint_step
+from penstock.agent.replanner import Replanner
 from penstock.agent.run_observer import RunObserver
 from penstock.agent.run_state import PhaseChange, RunState, write_state
 from penstock.agent.workers import Workers
@@ -75,7 +74,7 @@ from penstock.core.plan import Plan
 from penstock.core.processes import ProcessState, failure_changes, observation
 from penstock.core.run.folder import RunDir
 from penstock.core.supervision import AttemptReport
-from penstock.planner.worker.process import Planner, ProcessPlanner
+from penstock.planner.worker.process import Planner
 from penstock.planner.worker.searching import Report
 
 POLL_SECONDS = 0.05
@@ -101,7 +100,8 @@ _Run = Job[RunState]
 class Executor:
     """Runs ``job`` in the directory ``run`` from ``state`` on, with the directory's lock held by the caller.
 
-    It is the `penstock.core.engine.Backend` of this one run. ``pause`` sleeps.
+    It is the `penstock.core.engine.Backend` of this one run. With a ``planner``, a running attempt may be planned again
+    (`penstock.agent.replanner`). ``pause`` sleeps.
     """
 
     def __init__(
@@ -126,13 +126,9 @@ class Executor:
         self._ages = Ages()
         self._attempt: Attempt | None = None
         self._plan: Plan | None = None
-        self._profiled = False
+        self._profile = Step.MISSING
         self._admitted = False
-        self._better: NextPlan | None = None
-        self._replanner: Replanner | None = None
-        if job.spec.run_policy.replan_on_drift:
-            planner = planner or ProcessPlanner(level=logging.DEBUG)
-            self._replanner = Replanner(job.spec, run, planner, lambda: self._clock().boottime, show.note)
+        self._replanner = Replanner(job.spec, run, planner, lambda: self._clock().boottime, show.note)
 
     def run(self) -> RunState:
         """Run until a terminal phase or suspension; no process is left then, also after an error.
@@ -177,7 +173,7 @@ class Executor:
     def _admit(self) -> None:
         with contextlib.suppress(StopRequestedError), self._requests.cutting():
             self._workers.prepare(self._job, self._run, self._show.data)
-            self._profiled = self._decider.find_profile()
+            self._profile = Step.DONE if self._decider.find_profile() else Step.MISSING
             self._plan = self._decider.find_plan()
             self._admitted = True
 
@@ -190,8 +186,7 @@ class Executor:
             if self._attempt is not None:
                 self._attempt.last_step = metrics.step
             self._show.stepped(metrics)
-            if self._replanner is not None:
-                self._replanner.stepped(metrics)
+            self._replanner.stepped(metrics)
 
     def observe(self, run: _Run, now: Reading, *, fresh: bool = False) -> Observation:
         """Observe the processes; an attempt is alive until it is deleted, as this process supervises it.
@@ -199,14 +194,18 @@ class Executor:
         The run may start once it is prepared: the machine is its own.
         """
         self._follow()
-        self._replan()
-        attempt, profile = self._attempt, self._profile()
+        if self.state.phase is Phase.RUNNING:
+            self._plan = self._replanner.poll() or self._plan
+        attempt = self._attempt
         prediction = self._plan.prediction if self._plan else None
         if attempt is not None:
-            report = attempt.report(profile)
+            report = attempt.report()
+            self._profile = Step.DONE if report.profile is Step.DONE else Step.MISSING
         else:
             newest = newest_checkpoint_step(self._run)
-            report = AttemptReport(state=AttemptState.NONE, profile=profile, last_checkpoint=newest)
+            report = AttemptReport(state=AttemptState.NONE, profile=self._profile, last_checkpoint=newest)
+        if report.profile is Step.WORKING:
+            self._show.measured(report.done, report.total)
         state = ProcessState(
             claimed=attempt is not None,
             alive=attempt is not None,
@@ -216,41 +215,9 @@ class Executor:
             mark=attempt.last_step if attempt else None,
             plan=Step.DONE if self._plan else Step.MISSING,
             predicted_step_seconds=prediction.step_seconds if prediction else None,
-            better_plan=self._better is not None,
+            better_plan=self._replanner.better is not None,
         )
         return observation(run, state, self._ages, now)
-
-    def _replan(self) -> None:
-        """Take note of a plan that the ranks have changed to, or of one for which the attempt has to end."""
-        if self._replanner is None or self.state.phase is not Phase.RUNNING:
-            return
-        self._take_changed(self._replanner.changed())
-        self._better = self._better or self._replanner.poll()
-
-    def _take_changed(self, changed: NextPlan | None) -> None:
-        """Follow ranks that have changed their plan."""
-        if changed is not None and self._replanner is not None:
-            self._plan = changed.plan
-            self._replanner.take(changed)
-
-    def _take_better_plan(self) -> None:
-        """Make the plan for which the attempt has ended the plan of the next one."""
-        better, self._better = self._better, None
-        if better is None or self._replanner is None or self._has_succeeded():
-            return
-        if self._replanner.take(better):
-            self._plan = better.plan
-
-    def _profile(self) -> Step:
-        if not self._profiled and self._attempt is not None:
-            progress = self._attempt.profile()
-            if progress is Step.WORKING:
-                self._show.measured(*profile_progress(self._run))
-            if progress is not Step.DONE:
-                return progress
-            self._decider.keep_profile()
-            self._profiled = True
-        return Step.DONE if self._profiled else Step.MISSING
 
     # Actions
 
@@ -277,7 +244,8 @@ class Executor:
 
     def start(self, run: _Run) -> None:
         """Become ready to measure or to train: no process runs before."""
-        self._attempt = Attempt(self._job, self._run, run.record.attempt, run.spec.resources.ranks, self._workers)
+        number, profile = run.record.attempt, self._profile
+        self._attempt = Attempt(self._job, self._run, number, self._workers, self._decider, profile)
 
     @property
     def _current(self) -> Attempt:
@@ -297,8 +265,7 @@ class Executor:
     def bind(self, run: _Run) -> None:
         """Start training."""
         assert self._plan is not None, "planning comes before binding"
-        if self._replanner is not None:
-            self._replanner.begin(self._plan)
+        self._replanner.begin(self._plan)
         self._current.train(self._plan.num_ranks, self._metrics_port)
 
     def stop(self, run: _Run, reason: str) -> None:
@@ -315,17 +282,11 @@ class Executor:
         """Keep the run: its loop ends before its time to live does, and its directory is the user's."""
 
     def _end_attempt(self) -> None:
-        has_failed = False
-        if self._attempt is not None:
-            is_stopped = self._attempt.stop_requested or self._requests.received
-            has_failed = not is_stopped and not self._has_succeeded()
-            self._attempt.kill()
-        self._attempt = None
-        if self._replanner is not None:
-            self._take_changed(self._replanner.end())
-            if has_failed:
-                self._plan = self._replanner.go_back() or self._plan
-        self._take_better_plan()
-
-    def _has_succeeded(self) -> bool:
-        return read_result(self._run).get("outcome") == "succeeded"
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return
+        is_stopped = attempt.stop_requested or bool(self._requests.received)
+        attempt.kill()
+        has_succeeded = read_result(self._run).get("outcome") == "succeeded"
+        has_failed = not is_stopped and not has_succeeded
+        self._plan = self._replanner.end(has_failed=has_failed, has_succeeded=has_succeeded) or self._plan

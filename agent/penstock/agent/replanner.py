@@ -1,8 +1,8 @@
 """Re-planning of a running attempt: watches its steps, has other plans computed next to it, and chooses one.
 
 The rules are those of `penstock.core.replanning`; the search runs in a process of its own. A plan that the running
-ranks can change to is written to the run directory, where the first rank finds it. Any other plan is returned, and the
-caller ends the attempt for it, after a checkpoint.
+ranks can change to is written to the run directory, where the first rank finds it. For any other plan the caller ends
+the attempt, after a checkpoint, and the next one runs by it.
 
 A plan may fail where the former one ran, for example for lack of memory. The former plan stays in the run directory
 until the ranks have made `WARM_UP_STEPS` steps by the new plan. If they fail before that, the next attempt runs by the
@@ -51,25 +51,29 @@ class NextPlan:
 
 class Replanner:
     """Watches the attempts of one run. ``note`` receives every decision as a sentence with its figures.
-    ``num_searches`` is the number of searches, or of attempts, before.
+    ``num_searches`` is the number of searches, or of attempts, before. Without a ``planner``, or if the job does not
+    allow it, nothing is planned again.
 
-    `begin` starts with a plan that runs now, `stepped` takes every step, and `poll` does the work that is due. No error
-    of that work ends the run: it becomes a note, and the ranks keep their plan.
+    `begin` starts with a plan that runs now, `stepped` takes every step, `poll` does the work that is due, and `end`
+    writes the plan of the next attempt. No error of that work ends the run: it becomes a note, and the ranks keep their
+    plan. ``better`` is a plan for which the attempt has to end, once there is one.
     """
 
     def __init__(
         self,
         spec: JobSpec,
         run: RunDir,
-        planner: Planner,
+        planner: Planner | None,
         clock: Callable[[], float],
         note: Callable[[str], None],
         num_searches: int = 0,
     ) -> None:
-        self._spec, self._run, self._planner, self._clock, self._note = spec, run, planner, clock, note
+        self._spec, self._run, self._clock, self._note = spec, run, clock, note
+        self._planner = planner if spec.run_policy.replan_on_drift else None
         self._num_searches = num_searches
         self._plan: Plan | None = None
         self._written: NextPlan | None = None
+        self.better: NextPlan | None = None
         self._has_returned = self._is_unproven = False
         self._searched_drift: float | None = None
         self._begun_at = 0.0
@@ -86,7 +90,11 @@ class Replanner:
 
     def begin(self, plan: Plan) -> None:
         """Watch ranks that start now, with this plan. Timelines that exist already belong to earlier attempts."""
-        self.end()
+        if self._planner is None:
+            return
+        self._forget_search(self._planner)
+        self._forget_steps()
+        self._written = self.better = None
         self._plan, self._begun_at, self._start_seconds = plan, self._clock(), None
         self._earlier_timelines = {path: path.stat().st_mtime_ns for path in self._run.timelines.glob("step-*.json")}
         self._has_returned = self._is_unproven = False
@@ -99,18 +107,37 @@ class Replanner:
             self._has_returned = former.has_returned and former.plan.digest == plan.digest
             self._is_unproven = former.successor_digest == plan.digest
 
-    def end(self) -> NextPlan | None:
-        """Forget the steps of ranks that have ended, and cancel a search.
+    def end(self, *, has_failed: bool, has_succeeded: bool) -> Plan | None:
+        """Forget ranks that have ended, and return the plan of the next attempt if it is not the one of `begin`.
 
-        Return the plan that they changed to, unless `changed` has returned it.
+        It is in the run directory: the former plan if the present one failed in its first steps, else the better one
+        unless the run has succeeded, else the one that the ranks changed to.
         """
-        if self._planner.busy(KEY):
-            self._planner.cancel(KEY)
-        self._run.next_plan.unlink(missing_ok=True)
-        taken = self.changed()
-        self._plan = self._written = None
+        if self._planner is None:
+            return None
+        self._forget_search(self._planner)
+        changed, better = self._changed(), self.better
+        self._plan = self._written = self.better = None
         self._forget_steps()
-        return taken
+        if has_failed and (former := self._former()):
+            return former
+        return better.plan if better and not has_succeeded and self._take(better) else changed
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the ranks may be planned again; if not, their steps need not be followed."""
+        return self._plan is not None
+
+    def close(self) -> None:
+        """Cancel a search, and keep all plans as they are."""
+        if self._planner is not None:
+            self._forget_search(self._planner)
+
+    def _forget_search(self, planner: Planner) -> None:
+        """Cancel the search, and withdraw a plan that the ranks have not taken."""
+        if planner.busy(KEY):
+            planner.cancel(KEY)
+        self._run.next_plan.unlink(missing_ok=True)
 
     def stepped(self, metrics: StepMetrics) -> None:
         """Take the metrics of a step. The first ones after a start are slower and do not count."""
@@ -131,23 +158,25 @@ class Replanner:
         elif self._drifted_at is None:
             self._drifted_at, self._drifted_step = self._clock(), metrics.step
 
-    def poll(self) -> NextPlan | None:
-        """Start a search that is due, or read the answer of the running one. Return a plan for which the attempt has to
-        end, if any.
+    def poll(self) -> Plan | None:
+        """Start a search that is due, or read the answer of the running one. Return the plan that the ranks have changed
+        to, once.
         """
-        if self._plan is None or self._written is not None or self._has_returned:
-            return None
+        changed = self._changed()
+        is_decided = self._has_returned or self._written is not None or self.better is not None
+        if self._planner is None or self._plan is None or is_decided:
+            return changed
         try:
             if self._planner.busy(KEY):
-                return self._answered()
-            if self._is_due():
-                self._search(self._plan)
+                self._read_answer(self._planner)
+            elif self._is_due():
+                self._search(self._planner, self._plan)
         except (UserError, OSError) as error:
             self._note(f"the run keeps its plan, since planning again failed: {error}")
-        return None
+        return changed
 
-    def changed(self) -> NextPlan | None:
-        """The plan that the ranks have changed to, returned once."""
+    def _changed(self) -> Plan | None:
+        """The plan that the ranks have changed to, returned once. It is the run's from now on, with its profile."""
         written = self._written
         if written is None or self._run.next_plan.exists():
             return None
@@ -162,9 +191,10 @@ class Replanner:
             self._note("the run keeps its plan: its ranks refused the other one, and their log has the reason")
             return None
         self._plan, self._is_unproven = written.plan, True
-        return written
+        self._take(written)
+        return written.plan
 
-    def take(self, following: NextPlan) -> bool:
+    def _take(self, following: NextPlan) -> bool:
         """Make it the plan of the run directory, with its profile; return whether that was possible."""
         self._keep_former(following)
         try:
@@ -183,7 +213,7 @@ class Replanner:
         except (UserError, OSError) as error:
             self._note(f"cannot keep the present plan, so a failure of the other one will not be undone: {error}")
 
-    def go_back(self) -> Plan | None:
+    def _former(self) -> Plan | None:
         """Write the former plan back after a failure of the ranks, and return it.
 
         None if the ranks of this attempt did not start by a new plan, or have made `WARM_UP_STEPS` steps by it.
@@ -206,7 +236,7 @@ class Replanner:
         patience = PATIENCE_SECONDS * 2 ** min(self._num_searches, MOST_DOUBLINGS)
         return self._drifted_at is not None and self._clock() >= self._drifted_at + patience
 
-    def _search(self, plan: Plan) -> None:
+    def _search(self, planner: Planner, plan: Plan) -> None:
         if not self._run.profile.exists():
             return  # the run was given a plan, and nothing was measured
         paths = self._drifted_timelines()
@@ -216,7 +246,7 @@ class Replanner:
         self._searched_drift = self._drifted_at
         timelines = tuple(read_timeline(path) for path in paths)
         request = PlanningRequest(spec=self._spec, profile=self._run.read_profile(), plan=plan, timelines=timelines)
-        self._planner.start(KEY, request)
+        planner.start(KEY, request)
         self._note("steps have drifted from the prediction: searching for another plan next to the run")
 
     def _drifted_timelines(self) -> list[Path]:
@@ -227,29 +257,28 @@ class Replanner:
         own = [path for path in drifted if path.stat().st_mtime_ns != self._earlier_timelines.get(path)]
         return own[-MOST_TIMELINES:]
 
-    def _answered(self) -> NextPlan | None:
-        answer = self._planner.poll(KEY)
+    def _read_answer(self, planner: Planner) -> None:
+        answer = planner.poll(KEY)
         if answer is None:
-            return None
+            return
         if self._drifted_at is None or self._drifted_at != self._searched_drift:
             self._note("the run keeps its plan: the drift ended during the search")
-            return None
-        if answer.replanning is None:
+        elif answer.replanning is None:
             self._note(f"the run keeps its plan: the search found no other one: {answer.error}")
-            return None
-        return self._choose(answer.replanning)
+        else:
+            self._choose(answer.replanning)
 
-    def _choose(self, replanning: Replanning) -> NextPlan | None:
+    def _choose(self, replanning: Replanning) -> None:
         restart_seconds = RESTART_STARTS * (self._start_seconds or 0.0)
         choice = choose(replanning, self._spec.training.steps - 1 - self._step, restart_seconds)
         if choice.option is None:
             self._note(f"the run keeps its plan: {choice.reason}")
-            return None
+            return
         assert self._plan is not None, "only a plan that runs is compared"
         self._note(f"the run continues with another plan: {choice.reason}")
         following = NextPlan(plan=choice.option.plan, profile=replanning.profile, former=self._plan)
         if choice.option.restart_reasons:
-            return following
-        self._written = following  # set before the write, so that `changed` resets it if the write fails
-        write_json(self._run.next_plan, following.plan.to_manifest())
-        return None
+            self.better = following
+        else:
+            self._written = following  # set before the write, so that `_changed` resets it if the write fails
+            write_json(self._run.next_plan, following.plan.to_manifest())

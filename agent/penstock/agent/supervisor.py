@@ -63,8 +63,7 @@ from penstock.agent.local_launch import holding
 from penstock.agent.mailbox import FolderMailbox, Mailbox
 from penstock.agent.metrics import Growth, MetricsFollower
 from penstock.agent.process_tree import offspring_ended
-from penstock.agent.progress_files import profile_progress
-from penstock.agent.replanner import NextPlan, Replanner
+from penstock.agent.replanner import Replanner
 from penstock.agent.shipper import shipping
 from penstock.agent.stalling import StallWatch, Steps
 from penstock.agent.workers import Workers
@@ -73,6 +72,7 @@ from penstock.core.host.launches import InUseError
 from penstock.core.host.stopping import StopRequestedError, StopRequests, listening
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
+from penstock.core.plan import Plan
 from penstock.core.preparing import Reporter
 from penstock.core.run.attempt_folder import AttemptFolder
 from penstock.core.run.claims import take, this_process
@@ -136,17 +136,13 @@ class Supervisor:
         self._deadline_at, self._graceful = deadline_at, graceful
         self._make_steps, self._watch, self._each_poll = steps, watch, each_poll
         self._clock, self._pause = clock, pause
-        self._attempt = Attempt(job, run, number, job.spec.resources.ranks, workers)
+        self._attempt = Attempt(job, run, number, workers, decider)
         self._report = AttemptReport(state=AttemptState.STARTING)
         self._steps: Steps | None = None
         self._predicted_step_seconds: float | None = None
-        self._measuring = False
         self._metrics = MetricsFollower(run.metrics)
-        self._replanner: Replanner | None = None
-        if planner is not None:
-            self._replanner = Replanner(job.spec, run, planner, seconds, self._note, num_searches=number - 1)
+        self._replanner = Replanner(job.spec, run, planner, seconds, self._note, num_searches=number - 1)
         self._note_text, self._plan_digest = "", ""
-        self._better: NextPlan | None = None
 
     def run(self) -> AttemptReport:
         """Supervise the attempt until it has ended; return the last report. No process of the attempt is left then."""
@@ -166,15 +162,15 @@ class Supervisor:
             self._end(replace(self._report, state=state, message=message), is_failure=False)
         finally:
             self._attempt.kill()
-            if self._replanner is not None:
-                self._replanner.end()
+            self._replanner.close()
         return self._report
 
     def _prepare(self) -> None:
         with self._requests.cutting():
             self._workers.prepare(self._job, self._run, Reporter())
-            has_profile = self._decider.find_profile()
-        self._publish(AttemptReport(state=AttemptState.READY, profile=Step.DONE if has_profile else Step.MISSING))
+            if self._decider.find_profile():
+                self._attempt.profile = Step.DONE
+        self._publish(self._attempt.report())
 
     def _poll_once(self) -> None:
         if not self._graceful:
@@ -197,22 +193,18 @@ class Supervisor:
         """
         has_failed = is_failure and report.state is AttemptState.FAILED and not self._attempt.stop_requested
         self._attempt.kill()
-        self._end_replanning(has_failed=has_failed, has_succeeded=report.state is AttemptState.SUCCEEDED)
+        has_succeeded = report.state is AttemptState.SUCCEEDED
+        self._name_plan(self._replanner.end(has_failed=has_failed, has_succeeded=has_succeeded))
         self._publish(report)
 
     def _fulfil_requests(self) -> None:
         """Fulfil new requests: stop, measure, or train once the attempt is bound to a plan."""
         mailbox = self._mailbox
-        if (
-            not self._measuring
-            and self._report.profile is Step.MISSING
-            and mailbox.is_requested(SupervisorRequest.MEASURE)
-        ):
-            self._measuring = True
+        if self._attempt.profile is Step.MISSING and mailbox.is_requested(SupervisorRequest.MEASURE):
             self._attempt.measure()
         if self._requests.received or mailbox.is_requested(SupervisorRequest.STOP):
             self._stop()
-        elif self._steps is None and self._report.profile is not Step.WORKING:
+        elif self._steps is None and self._attempt.profile is not Step.WORKING:
             self._train()
 
     def _stop(self) -> None:
@@ -233,51 +225,30 @@ class Supervisor:
             raise UserError(what=what, where=f"attempt {self._attempt.number}", remedy=remedy)
         self._steps = self._make_steps(self._run)
         self._predicted_step_seconds = plan.prediction.step_seconds if plan.prediction else None
-        if self._replanner is not None:
-            self._replanner.begin(plan)
+        self._replanner.begin(plan)
         self._attempt.train(plan.num_ranks, None)
 
     def _observe(self) -> AttemptReport:
-        report = self._attempt.report(self._profile())
+        report = self._attempt.report()
         is_stopped = self._attempt.stop_requested and report.state is AttemptState.READY
-        done, total = profile_progress(self._run) if self._measuring else (0, 0)
         return replace(
             report,
             state=AttemptState.STOPPED if is_stopped else report.state,
-            done=done,
-            total=total,
             last_step_at=self._last_step_at(),
-            better_plan=self._better is not None,
+            better_plan=self._replanner.better is not None,
         )
 
     def _replan(self) -> None:
-        """Follow the steps, and take note of a plan that the ranks have changed to, or for which they have to end."""
-        if self._replanner is None or self._report.state is not AttemptState.RUNNING:
-            return
-        for metrics in self._metrics.new():
-            self._replanner.stepped(metrics)
-        self._follow_ranks(self._replanner.changed())
-        self._better = self._better or self._replanner.poll()
+        """Follow the steps, and name a plan that the ranks have changed to."""
+        if self._report.state is AttemptState.RUNNING and self._replanner.is_watching:
+            for metrics in self._metrics.new():
+                self._replanner.stepped(metrics)
+            self._name_plan(self._replanner.poll())
 
-    def _follow_ranks(self, changed: NextPlan | None) -> None:
-        """Name the plan that the ranks have changed to, and keep its profile."""
-        if changed is not None and self._replanner is not None:
-            self._replanner.take(changed)
-            self._plan_digest = changed.plan.digest
-
-    def _end_replanning(self, *, has_failed: bool, has_succeeded: bool) -> None:
-        """Cancel a search, and write the plan of the next attempt: the former one if the present plan failed in its
-        first steps, or the better one.
-        """
-        if self._replanner is None:
-            return
-        self._follow_ranks(self._replanner.end())
-        better, self._better = self._better, None
-        former = self._replanner.go_back() if has_failed else None
-        if former is not None:
-            self._plan_digest = former.digest
-        elif better is not None and not has_succeeded and self._replanner.take(better):
-            self._plan_digest = better.plan.digest
+    def _name_plan(self, plan: Plan | None) -> None:
+        """Name the plan in the reports, if it is not the one of the binding."""
+        if plan is not None:
+            self._plan_digest = plan.digest
 
     def _note(self, text: str) -> None:
         self._note_text = text
@@ -296,14 +267,6 @@ class Supervisor:
         if self._watch is not None:
             self._watch.record_step()
         return math.ceil(self._clock() / STEP_GRAIN_SECONDS) * STEP_GRAIN_SECONDS
-
-    def _profile(self) -> Step:
-        if not self._measuring or self._report.profile is Step.DONE:
-            return self._report.profile
-        step = self._attempt.profile()
-        if step is Step.DONE:
-            self._decider.keep_profile()
-        return step
 
     def _publish(self, report: AttemptReport) -> None:
         self._report = replace(report, replanning=self._note_text, plan_digest=self._plan_digest)
@@ -368,7 +331,7 @@ def supervise(
                 requests=requests,
                 deadline_at=order.deadline_at,
                 each_poll=shipper.ensure_running,
-                planner=ProcessPlanner() if job.spec.run_policy.replan_on_drift else None,
+                planner=ProcessPlanner(),
             )
             return 0 if supervisor.run().state is not AttemptState.FAILED else 1
     except Exception as error:

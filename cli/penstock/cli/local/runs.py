@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import time
@@ -31,6 +32,7 @@ from penstock.core.run.lock import locked
 from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically
 from penstock.core.units import format_bytes
+from penstock.planner.worker.process import ProcessPlanner
 
 RUNS = Path("runs")
 
@@ -150,6 +152,7 @@ def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int |
             show=RunDisplay(job.spec.training.steps, line()),
             requests=requests,
             metrics_port=metrics_port,
+            planner=ProcessPlanner(level=logging.DEBUG),
         )
         ended = executor.run()
         return Ended(run=run, state=ended, signal=requests.received[0] if requests.received else None)
