@@ -10,12 +10,13 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from penstock.agent import shipping
-from penstock.agent.record_upload import Post, Reply, http_post
+from penstock.agent.record_upload import HttpPost, Reply
 from penstock.agent.shipping import Orphaned, ship
 from penstock.core.host.stopping import StopRequests, listening
 from penstock.core.run.folder import RunDir
@@ -43,8 +44,8 @@ def address(tmp_path: Path) -> Path:
     return address_file(tmp_path / "address.json", NOWHERE)
 
 
-def posting_to(server: IngestServer, token_file: Path) -> contextlib.AbstractContextManager[Post]:
-    return http_post(address_file(token_file.with_name("address.json"), server.url), token_file)
+def posting_to(server: IngestServer, token_file: Path) -> closing[HttpPost]:
+    return closing(HttpPost(address_file(token_file.with_name("address.json"), server.url), token_file))
 
 
 BODY = gzip.compress(b'{"records":[{"sequence":7}]}')
@@ -57,7 +58,7 @@ def test_an_address_that_is_gone_is_remembered(token_file: Path) -> None:
         assert post(BODY).status == 200
         place.unlink()
         assert post(BODY).status == 200
-    with http_post(place, token_file) as post:
+    with closing(HttpPost(place, token_file)) as post:
         assert post(BODY).status == 0
 
 
@@ -92,14 +93,15 @@ def test_a_service_that_is_not_there_is_no_answer(token_file: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with http_post(address_file(token_file.with_name("address.json"), f"http://127.0.0.1:{port}"), token_file) as post:
+    place = address_file(token_file.with_name("address.json"), f"http://127.0.0.1:{port}")
+    with closing(HttpPost(place, token_file)) as post:
         found = post(BODY)
     assert found.status == 0
     assert found.detail
 
 
 def test_a_service_that_came_back_elsewhere_is_found(address: Path, token_file: Path) -> None:
-    with http_post(address, token_file) as post:
+    with closing(HttpPost(address, token_file)) as post:
         assert post(BODY).status == 0
         for _ in range(2):
             with IngestServer(acknowledging) as server:
@@ -116,7 +118,7 @@ def test_an_address_that_cannot_be_used_is_no_answer(address: Path, token_file: 
         address.unlink()
     else:
         address.write_text(text)
-    with IngestServer(acknowledging) as server, http_post(address, token_file) as post:
+    with IngestServer(acknowledging) as server, closing(HttpPost(address, token_file)) as post:
         found = post(BODY)
         address_file(address, server.url)
         assert post(BODY).status == 200

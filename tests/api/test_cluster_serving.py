@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.agent.record_upload import http_post
+from penstock.agent.record_upload import HttpPost
 from penstock.agent.shipping import Shipper
 from penstock.api.auth.identity import Identity, Role
 from penstock.api.settings import Settings
@@ -75,7 +75,7 @@ def test_what_ranks_report_while_it_is_away_is_caught_up(tmp_path: Path, fake: F
     (tmp_path / "outbox").mkdir()
     address = address_file(tmp_path / "address.json", f"http://127.0.0.1:{port}")
     box = Outbox(tmp_path / "outbox", uid=job["metadata"]["uid"], attempt=1, source="rank-0", clock=time.time)
-    with http_post(address, tmp_path / "token") as post:
+    with closing(HttpPost(address, tmp_path / "token")) as post:
         shipper = Shipper(tmp_path / "outbox", post, print)
         with serving(tmp_path, kubeconfig, port) as process:
             wait_until(lambda: answers(port) and answers(port, "default/gone"), 60)

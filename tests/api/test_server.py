@@ -11,14 +11,14 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from penstock.agent.record_upload import http_post
+from penstock.agent.record_upload import HttpPost
 from penstock.api.auth.identity import Role
 from penstock.api.http.credentials import COOKIE
 from penstock.api.service import Service
@@ -75,9 +75,9 @@ class TestTls:
         token = tmp_path / "token"
         token.write_text(bearer(service, Role.INGEST)["Authorization"].partition(" ")[2])
         records = json.dumps({"records": [each.to_manifest() for each in step_records(uid, range(2))]}).encode()
-        with http_post(address_file(tmp_path / "address", url, tls.certificate), token) as post:
+        with closing(HttpPost(address_file(tmp_path / "address", url, tls.certificate), token)) as post:
             assert post(gzip.compress(records)).status == 200
-        with http_post(address_file(tmp_path / "address", url), token) as post:
+        with closing(HttpPost(address_file(tmp_path / "address", url), token)) as post:
             assert "certificate" in post(b"").detail.lower()
 
     def test_a_new_certificate_in_the_same_file_is_believed(
@@ -87,7 +87,7 @@ class TestTls:
         known, token = tmp_path / "known.pem", tmp_path / "token"
         known.write_bytes(certificate(tmp_path, "before").certificate.read_bytes())
         token.write_text("somebody")
-        with http_post(address_file(tmp_path / "address", url, known), token) as post:
+        with closing(HttpPost(address_file(tmp_path / "address", url, known), token)) as post:
             assert "certificate" in post(b"").detail.lower()
             known.write_bytes(tls.certificate.read_bytes())
             assert post(b"").status == 401

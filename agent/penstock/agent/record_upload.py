@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.core import jsontext
 from penstock.core.errors import UserError
@@ -28,67 +27,51 @@ class Reply:
     detail: str = ""
 
 
-class Post(Protocol):
-    """Sends one compressed batch."""
-
-    def __call__(self, body: bytes) -> Reply:
-        """Return the service's answer."""
-        ...
+Post = Callable[[bytes], Reply]
+"""Sends one compressed batch, and returns the service's answer."""
 
 
-@contextmanager
-def http_post(address_file: Path, token_file: Path) -> Iterator[Post]:
-    """Yield a `Post` to the service whose `Address` is in a file. Address and token are read for each batch, because a
-    restarted service may have another port, certificate or token.
+class HttpPost:
+    """The `Post` to the service whose `Address` is in a file.
+
+    Address and token are read for each batch, because a restarted service may have another port, certificate or token.
+    After an error the connection is closed, so that the certificate is reloaded too.
     """
-    import httpx
 
-    connection = _Connection(address_file)
-
-    def post(body: bytes) -> Reply:
-        try:
-            bearer = {"Authorization": f"Bearer {token_file.read_text().strip()}"}
-            answer = connection.open().post("/v1/ingest", content=body, headers={**_HEADERS, **bearer})
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, UserError) as error:
-            connection.close()
-            return Reply(status=0, detail=str(error))
-        return _read(answer)
-
-    try:
-        yield post
-    finally:
-        connection.close()
-
-
-class _Connection:
-    """Connection to a service. It is closed after an error, so that the certificate is reloaded too."""
-
-    def __init__(self, address_file: Path) -> None:
-        self._address_file = address_file
+    def __init__(self, address_file: Path, token_file: Path) -> None:
+        self._address_file, self._token_file = address_file, token_file
         self._address: Address | None = None
         self._client: httpx.Client | None = None
 
-    def open(self) -> httpx.Client:
-        """Return the client for the service's current address, or for its last one if the file is gone."""
-        address = self._read()
-        if self._client is None or address != self._address:
-            self.close()
-            self._address, self._client = address, _client(address)
-        return self._client
+    def __call__(self, body: bytes) -> Reply:
+        import httpx
 
-    def _read(self) -> Address:
         try:
-            return Address.from_manifest(jsontext.load(self._address_file.read_text()))
-        except FileNotFoundError:
-            if self._address is None:
-                raise
-            return self._address
+            bearer = {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
+            answer = self._connected().post("/v1/ingest", content=body, headers={**_HEADERS, **bearer})
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, UserError) as error:
+            self.close()
+            return Reply(status=0, detail=str(error))
+        return _read(answer)
 
     def close(self) -> None:
         """End the connection."""
         if self._client is not None:
             self._client.close()
         self._client = None
+
+    def _connected(self) -> httpx.Client:
+        """Return the client for the service's current address, or for its last one if the file is gone."""
+        try:
+            address = Address.from_manifest(jsontext.load(self._address_file.read_text()))
+        except FileNotFoundError:
+            if self._address is None:
+                raise
+            address = self._address
+        if self._client is None or address != self._address:
+            self.close()
+            self._address, self._client = address, _client(address)
+        return self._client
 
 
 def _client(address: Address) -> httpx.Client:

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, TextIO
 
 from penstock.agent.following import Follower, is_read
-from penstock.agent.record_upload import Post, http_post
+from penstock.agent.record_upload import HttpPost, Post
 from penstock.core import jsontext
 from penstock.core.host.stopping import StopRequests
 from penstock.core.run.attempt_folder import AttemptFolder, shipping_lock
@@ -186,17 +186,41 @@ def _lines(file: BinaryIO, offset: int) -> Iterator[_Line]:
             yield _Line(text=text.rstrip(), sequence=sequence, stop=offset)
 
 
-class Until(Protocol):
-    """Condition that ends the upload, after which only the drain follows."""
+class Requested:
+    """Condition that ends the upload, after which only the drain follows: a stop was requested."""
+
+    def __init__(self, requests: StopRequests) -> None:
+        self._requests = requests
 
     @property
     def over(self) -> bool:
         """Whether the upload is to end."""
-        ...
+        return bool(self._requests.received)
 
     def wait(self, seconds: float) -> None:
         """Sleep for that long, or until the upload is to end."""
-        ...
+        end, was_over = time.monotonic() + seconds, self.over
+        while (left := end - time.monotonic()) > 0 and self.over == was_over:
+            time.sleep(min(left, _POLL_SECONDS))
+
+
+class Orphaned(Requested):
+    """Condition that also holds once the other end of a stream is closed.
+
+    The parent process holds the other end, so the stream is closed even if the parent is killed. Its ranks may then run
+    a little longer to save their state; `ship` waits for them.
+    """
+
+    def __init__(self, requests: StopRequests, stream: TextIO) -> None:
+        super().__init__(requests)
+        self._stream, self._is_closed = stream, False
+
+    @property
+    def over(self) -> bool:
+        if not self._is_closed:
+            readable, _, _ = select.select([self._stream], [], [], 0)
+            self._is_closed = bool(readable) and not self._stream.read(1)
+        return self._is_closed or super().over
 
 
 def ship(
@@ -204,7 +228,7 @@ def ship(
     address_file: Path,
     token_file: Path,
     say: Callable[[str], None],
-    until: Until,
+    until: Requested,
     drain_seconds: float = DRAIN_SECONDS,
     earlier: Callable[[], list[Path]] = list,
 ) -> bool:
@@ -220,7 +244,7 @@ def ship(
         fcntl.flock(lock, fcntl.LOCK_EX)
         with (
             contextlib.closing(Follower(run, say, time.time)) as follower,
-            http_post(address_file, token_file) as post,
+            contextlib.closing(HttpPost(address_file, token_file)) as post,
         ):
             ranks, all_read = _Ranks(run), True
             others = _EarlierOutboxes(earlier, post, say)
@@ -285,50 +309,6 @@ def is_acknowledged(folder: AttemptFolder, is_newest: bool) -> bool:
         return False
     boxes = run.outbox.glob(f"a{folder.attempt}-*.jsonl")
     return is_read(run, folder.attempt) and all(last_sequence(path) <= _remembered(path).sequence for path in boxes)
-
-
-class Requested:
-    """`Until` that is over once a stop is requested."""
-
-    def __init__(self, requests: StopRequests) -> None:
-        self._requests = requests
-
-    @property
-    def over(self) -> bool:
-        return bool(self._requests.received)
-
-    def wait(self, seconds: float) -> None:
-        end, was_over = time.monotonic() + seconds, self.over
-        while (left := end - time.monotonic()) > 0 and self.over == was_over:
-            time.sleep(min(left, _POLL_SECONDS))
-
-
-class Orphaned:
-    """`Until` that is over once the other end of a stream is closed, or a stop is requested.
-
-    The parent process holds the other end, so the stream is closed even if the parent is killed. Its ranks may then run
-    a little longer to save their state; `ship` waits for them.
-    """
-
-    def __init__(self, requests: StopRequests, stream: TextIO) -> None:
-        self._requests, self._stream = requests, stream
-        self._gone = False
-
-    @property
-    def over(self) -> bool:
-        return bool(self._requests.received) or self._gone_within(0)
-
-    def wait(self, seconds: float) -> None:
-        if self._gone:
-            time.sleep(seconds)
-        else:
-            self._gone_within(seconds)
-
-    def _gone_within(self, seconds: float) -> bool:
-        if not self._gone:
-            readable, _, _ = select.select([self._stream], [], [], seconds)
-            self._gone = bool(readable) and not self._stream.read(1)
-        return self._gone
 
 
 class _Ranks:
