@@ -23,6 +23,8 @@ import os
 import time
 from pathlib import Path
 
+from penstock.agent.pod_memory import num_killed
+
 LEAF = "penstock"
 PREFIX = "penstock-attempt-"
 DELEGATION = ("user.delegate", "trusted.delegate")
@@ -53,11 +55,7 @@ class AttemptCgroup:
 
     def has_killed(self) -> bool:
         """Whether the kernel has ended processes because they needed more memory."""
-        try:
-            counts = dict(line.split() for line in (self.path / "memory.events").read_text().splitlines())
-        except FileNotFoundError:
-            return False
-        return int(counts.get("oom_kill", 0)) > 0
+        return num_killed(self.path) > 0
 
     def remove(self) -> None:
         """End the processes that are left in it, and remove it."""

@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from penstock.agent.attempt_cgroup import AttemptCgroup, limited_cgroup
 from penstock.agent.process_tree import read_process_file, tree_of
@@ -93,32 +92,21 @@ class MemoryLimit:
         return UserError(what=what, where="spec.resources.memoryPerRank", remedy=remedy)
 
 
-class Enforcement(Protocol):
-    """Holds the processes of one launch to their limit."""
+class Enforcement:
+    """Holds the processes of one launch to their limit. The base class has no limit."""
 
     def mistake(self) -> UserError | None:
         """The error if the processes use, or have used, more than their limit. Call it often to notice that soon."""
-        ...
-
-    def close(self) -> None:
-        """Called after the launch; processes that are left of it may be ended."""
-        ...
-
-
-class Unlimited:
-    """No limit."""
-
-    def mistake(self) -> UserError | None:
         return None
 
     def close(self) -> None:
-        pass
+        """Called after the launch; processes that are left of it may be ended."""
 
 
-UNLIMITED = Unlimited()
+UNLIMITED = Enforcement()
 
 
-class KernelLimit:
+class KernelLimit(Enforcement):
     """A cgroup whose memory the kernel limits."""
 
     def __init__(self, limit: MemoryLimit, cgroup: AttemptCgroup) -> None:
@@ -151,7 +139,7 @@ def _sum_of(path: Path, names: tuple[bytes, ...]) -> int:
     return 1024 * sum(int(value.split()[0]) for name, _, value in fields if name in names)
 
 
-class MemoryWatch:
+class MemoryWatch(Enforcement):
     """Sums what the processes of a launch use, at most every `PERIOD_SECONDS`.
 
     ``processes`` gives their folders in /proc. ``clock`` and ``spent``, the processor time of this thread, are seconds.
@@ -185,9 +173,6 @@ class MemoryWatch:
             self._due_at = math.inf
             return None
         return self._limit.exceeded(used_bytes) if used_bytes > self._limit.num_bytes else None
-
-    def close(self) -> None:
-        """Do nothing: no resource is held."""
 
     def _used_bytes(self) -> int:
         """Bytes that the processes use: exact if above the limit, otherwise an estimate of at most the limit."""
