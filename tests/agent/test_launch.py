@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.agent import launch as launch_module
 from penstock.agent.launch import MALLOC, RANKS_FILE, Failure, LaunchSpec, Nodes, Outcome, Ranks, launch
 from penstock.core.errors import UserError
 from penstock.core.run.rank_status import State, StatusFile, status_path
@@ -324,3 +325,38 @@ def test_ranks_that_outlast_a_failure_are_ended(tmp_path: Path, monkeypatch: pyt
     assert outcome.exit_code == -signal.SIGKILL
     assert outcome.failure is not None
     assert outcome.failure.message == "it rained"
+
+
+def ended_with(folder: Path, program: str) -> Ranks:
+    """Ranks that have ended, whose result another host writes."""
+    process = subprocess.Popen([program], start_new_session=True)
+    process.wait()
+    return Ranks(dataclasses.replace(spec_for(folder, "train"), result=folder / "result.json"), process)
+
+
+def test_ranks_that_succeeded_run_until_their_result_is_visible(tmp_path: Path) -> None:
+    ranks = ended_with(tmp_path, "true")
+    assert ranks.poll() is None
+    assert ranks.wait(0.1) is None
+    (tmp_path / "result.json").touch()
+    assert ranks.poll() == Outcome(exit_code=0, failure=None)
+
+
+def test_a_result_that_does_not_come_is_awaited_for_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "RESULT_SECONDS", 0.1)
+    ranks = ended_with(tmp_path, "true")
+    assert ranks.poll() is None
+    assert ranks.wait(10.0) == Outcome(exit_code=0, failure=None)
+
+
+def test_killed_ranks_wait_for_no_result(tmp_path: Path) -> None:
+    ranks = ended_with(tmp_path, "true")
+    assert ranks.poll() is None
+    ranks.kill()
+    assert ranks.poll() == Outcome(exit_code=0, failure=None)
+
+
+def test_a_failure_is_reported_without_a_result(tmp_path: Path) -> None:
+    outcome = ended_with(tmp_path, "false").poll()
+    assert outcome is not None
+    assert outcome.failure is not None

@@ -9,14 +9,14 @@ import pytest
 
 from penstock.agent import pod_workers
 from penstock.agent.launch import LaunchSpec, Nodes
-from penstock.agent.pod_workers import RESULT_SECONDS, AwaitingResult, PodWorkers
+from penstock.agent.pod_workers import PodWorkers
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import Device
 from penstock.core.pod import MEASURES_LABEL, PodBinding
 from penstock.core.preparing import SILENT
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
-from tests.support.fake_workers import FINE, FakeRanks, Script, killed
+from tests.support.fake_workers import FakeRanks, Script
 from tests.support.small_plans import small_plan
 from tests.support.supervised import sample_job
 
@@ -25,8 +25,8 @@ PLACE = PodBinding(
 )
 
 
-def ranks(end: bool = True) -> FakeRanks:
-    return FakeRanks(Script(end=FINE if end else None), lambda: False, lambda outcome: None)
+def ranks() -> FakeRanks:
+    return FakeRanks(Script(), lambda: False, lambda outcome: None)
 
 
 @pytest.fixture
@@ -143,40 +143,8 @@ def test_data_is_prepared_where_all_pods_find_it(run: RunDir, monkeypatch: pytes
     assert asked == [Path("/cache")]
 
 
-# Patience
-
-
-def test_ranks_that_ended_well_run_until_their_result_is_seen(tmp_path: Path) -> None:
-    now = [0.0]
-    patient = AwaitingResult(ranks(), tmp_path / "result.json", lambda: now[0])
-    assert patient.poll() is None
-    now[0] = RESULT_SECONDS - 1
-    assert patient.poll() is None
-    (tmp_path / "result.json").touch()
-    assert patient.poll() == FINE
-
-
-def test_a_result_that_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    now = [0.0]
-    patient = AwaitingResult(ranks(), tmp_path / "result.json", lambda: now[0])
-    assert patient.poll() is None
-    now[0] = RESULT_SECONDS
-    assert patient.poll() == FINE
-
-
-def test_a_failure_is_known_at_once(tmp_path: Path) -> None:
-    failing = FakeRanks(Script(end=killed()), lambda: False, lambda outcome: None)
-    assert AwaitingResult(failing, tmp_path / "result.json").poll() == killed()
-
-
-def test_all_else_is_the_ranks_own(tmp_path: Path) -> None:
-    own = ranks(end=False)
-    patient = AwaitingResult(own, tmp_path / "result.json")
-    assert patient.poll() is None
-    assert patient.all_started()
-    assert patient.log_path(0) is None
-    patient.stop()
-    assert own.stop_requested
-    patient.kill()
-    assert own.killed
-    assert patient.wait(1.0) == own.poll()
+def test_training_waits_for_the_result_that_another_pod_writes(run: RunDir, launched: list[LaunchSpec]) -> None:
+    write_json(run.plan, small_plan(pp=2).to_manifest())
+    workers().profile(sample_job(), run, 2)
+    workers().train(sample_job(), run, 2, 2, None)
+    assert [spec.result for spec in launched] == [None, run.result]

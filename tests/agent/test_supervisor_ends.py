@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.agent.launch import Ranks
 from penstock.agent.supervisor import DEADLINE
-from penstock.agent.workers import Ranks
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.folder import RunDir

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.agent.launch import Failure, Outcome
-from penstock.agent.workers import Ranks
+from penstock.agent.launch import Failure, Outcome, Ranks
 from penstock.core.errors import UserError
 from penstock.core.job import PipelineJob
 from penstock.core.preparing import Reporter
@@ -47,7 +46,7 @@ class Script:
     before: Callable[[], None] = lambda: None
 
 
-class FakeRanks:
+class FakeRanks(Ranks):
     """Follows a script; never two processes, so that every test sees the same."""
 
     def __init__(
@@ -87,7 +86,7 @@ class FakeRanks:
     def all_started(self) -> bool:
         return self._started()
 
-    def log_path(self, rank: int) -> Path | None:
+    def log_path(self, rank: int, stream: str = "stderr") -> Path | None:
         return None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -29,6 +30,9 @@ from penstock.core.run.rank_status import RankStatus, State, read_status, status
 
 GRACE_SECONDS = 5.0
 """Time for the other ranks to notice a failure; they almost always end by themselves, at the next message."""
+
+RESULT_SECONDS = 45.0
+"""Longest wait, after the ranks here have succeeded, for the first rank's result to appear on shared storage."""
 
 _POLL_SECONDS = 0.05
 _TORCHRUN_LOG = "torchrun.log"
@@ -70,7 +74,9 @@ class LaunchSpec:
     to get from its ``arguments`` (`penstock.trainer.worker.run_worker`). The ranks connect at ``port``, by default one
     that is free at that time. ``devices`` are the CUDA devices that they may use, by default all that this process may
     use. Ranks that exceed ``memory`` are ended. When the machine runs out of memory, the kernel ends ``expendable``
-    ranks first. With ``nodes``, ``num_ranks`` processes start on each host, and ``names`` are the ranks on this one.
+    ranks first. Ranks that have succeeded count as running until the file ``result`` is visible here, if one is named,
+    for `RESULT_SECONDS` at most. With ``nodes``, ``num_ranks`` processes start on each host, and ``names`` are the
+    ranks on this one.
     """
 
     module: str
@@ -86,6 +92,7 @@ class LaunchSpec:
     devices: tuple[str, ...] = ()
     memory: MemoryLimit | None = None
     expendable: bool = False
+    result: Path | None = None
     nodes: Nodes | None = None
     names: tuple[int, ...] = ()
 
@@ -127,6 +134,7 @@ class Ranks:
         self._spec, self._process, self._memory = spec, process, memory
         self._failure: Failure | None = None
         self._last_healthy_at = time.monotonic()
+        self._succeeded_at: float | None = None
 
     @property
     def pid(self) -> int:
@@ -157,6 +165,8 @@ class Ranks:
             self._end_over_memory()
             self._kill_after_grace_period()
             return None
+        if exit_code == 0 and self._awaits_result():
+            return None
         if exit_code and self._failure is None:
             self._failure = (
                 self._over_memory()
@@ -177,19 +187,27 @@ class Ranks:
 
     def stop(self) -> None:
         """Request that all ranks stop together after the current step."""
-        for status in self.statuses():
-            if status is not None and status.state in (State.STARTING, State.RUNNING):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(status.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End all ranks at once."""
+        """End all ranks at once, and wait for no result."""
+        self._succeeded_at = -math.inf
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         for status in self.statuses():
             if status is not None and status.state in (State.STARTING, State.RUNNING):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(status.pid, signal.SIGKILL)
+                    os.kill(status.pid, number)
+
+    def _awaits_result(self) -> bool:
+        if self._spec.result is None or self._spec.result.exists():
+            return False
+        if self._succeeded_at is None:
+            self._succeeded_at = time.monotonic()
+        return time.monotonic() < self._succeeded_at + RESULT_SECONDS
 
     def _end_over_memory(self) -> None:
         if self._failure is None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
-from penstock.agent.launch import Failure, LaunchSpec, Outcome, launch
+from penstock.agent.launch import Failure, LaunchSpec, Outcome, Ranks, launch
 from penstock.agent.memory_limit import MemoryLimit
 from penstock.core.errors import RunError, UserError
 from penstock.core.host.members import require_trainer
@@ -25,52 +24,20 @@ KILL_SECONDS = 10.0
 POLL_SECONDS = 0.1
 
 
-class Ranks(Protocol):
-    """Ranks of one launch. `penstock.agent.launch.Ranks` implements this interface."""
-
-    def poll(self) -> Outcome | None:
-        """Return the outcome; none while any rank runs."""
-        ...
-
-    def wait(self, timeout_seconds: float | None = None) -> Outcome | None:
-        """Wait for the outcome and return it; none if any rank still runs after ``timeout_seconds``."""
-        ...
-
-    def stop(self) -> None:
-        """Request that the ranks write a checkpoint after the current step, and exit."""
-        ...
-
-    def kill(self) -> None:
-        """Kill the ranks."""
-        ...
-
-    def all_started(self) -> bool:
-        """Whether every rank on this host has started."""
-        ...
-
-    def log_path(self, rank: int) -> Path | None:
-        """Return the file of a rank's output; none before it exists."""
-        ...
-
-
 class Workers(Protocol):
     """Starts the trainer's commands. Their input and output are files of the run directory."""
 
     def prepare(self, job: PipelineJob, run: RunDir, reporter: Reporter) -> None:
         """Tokenise the job's data; raises `UserError` if the data does not fit the job, or no trainer is installed."""
-        ...
 
     def profile(self, job: PipelineJob, run: RunDir, attempt: int) -> Ranks:
         """Measure this machine. Writes profile.json."""
-        ...
 
     def train(self, job: PipelineJob, run: RunDir, attempt: int, num_ranks: int, metrics_port: int | None) -> Ranks:
         """Train by plan.json, from the newest checkpoint. Appends to metrics.jsonl and writes result.json."""
-        ...
 
     def rehearse(self, job: PipelineJob, run: RunDir, num_ranks: int) -> Ranks:
         """Rehearse plan.json: send real messages, and wait instead of computing. Writes timeline-rehearsed.json."""
-        ...
 
 
 class LocalWorkers:
@@ -148,6 +115,11 @@ def finish(ranks: Ranks, requests: StopRequests, watch: Callable[[], None] = lam
             watch()
     finally:
         end(ranks)
+    require_success(outcome)
+
+
+def require_success(outcome: Outcome) -> None:
+    """Raise `UserError` if a rank found a mistake of the user, and `RunError` if it failed for another reason."""
     if outcome.failure is not None:
         raise refusal(outcome.failure) if outcome.failure.refused else RunError(outcome.failure.message)
 
