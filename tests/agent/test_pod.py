@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from penstock.agent import pod as module
 from penstock.agent import supervisor
 from penstock.agent.pod import Pod, lay_out, run_pod
 from penstock.agent.pod_files import PodFiles
-from penstock.agent.stalling import StallWatch
+from penstock.agent.stalling import RankSteps
 from penstock.agent.workers import Workers
 from penstock.cli.main import main
 from penstock.core.errors import RunError, UserError
@@ -371,7 +372,8 @@ def test_a_stop_that_is_written_stops_training_too(cluster: Cluster) -> None:
 def test_without_steps_the_attempt_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated time runs two minutes in each second; a service that is down would not notice."""
     begin = time.monotonic()
-    monkeypatch.setattr(module, "StallWatch", lambda: StallWatch(lambda: 120 * (time.monotonic() - begin)))
+    fast = functools.partial(RankSteps, clock=lambda: 120 * (time.monotonic() - begin))
+    monkeypatch.setattr(module, "RankSteps", fast)
     cluster = Cluster(tmp_path, FakeWorkers(scripts=[Script(until=6, end=None)]))
     bound(cluster)
     assert cluster.live() == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.agent.endpoint import AgentFiles
 from penstock.agent.pod_files import PodFiles
 from penstock.agent.pod_mailbox import PLAN_SECONDS, PodMailbox
 from penstock.core.errors import RunError, UserError
@@ -32,7 +33,8 @@ class Bench:
         self.said: list[str] = []
         pod = self.pod
         files = PodFiles(attempt=pod.attempt_files, pod=pod.pod_files, termination=pod.termination)
-        self.box = PodMailbox(files, self.run, pod.uid, 3, say=self.said.append, clock=lambda: self.now)
+        agent = AgentFiles(pod.folders(3, self.attempt.out), "uid", self.run)
+        self.box = PodMailbox(files, self.run, pod.uid, 3, say=self.said.append, agent=agent, clock=lambda: self.now)
 
     @property
     def pod(self) -> PodFolder:

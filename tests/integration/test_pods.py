@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import pytest
 from penstock.agent import pod as pod_module
 from penstock.agent.pod import Pod, run_pod
 from penstock.agent.pod_files import PodFiles
-from penstock.agent.stalling import StallWatch
+from penstock.agent.stalling import RankSteps
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.plan import Plan
@@ -203,7 +204,8 @@ def test_a_hung_rank_is_noticed_without_anybody_s_help(root: Path, monkeypatch: 
     job = job_of(5000, every_steps=5000)
     attempt = Attempt(root, job)
     begin = time.monotonic()
-    monkeypatch.setattr(pod_module, "StallWatch", lambda: StallWatch(lambda: 20 * (time.monotonic() - begin)))
+    fast = functools.partial(RankSteps, clock=lambda: 20 * (time.monotonic() - begin))
+    monkeypatch.setattr(pod_module, "RankSteps", fast)
     stopped: list[tuple[int, float]] = []
 
     def hang() -> None:

@@ -102,7 +102,12 @@ def serving(
 
     Yields none, and serves nothing, if the pod has no address or cannot listen at it.
     """
-    server = _server(folder, address, port, say)
+    try:
+        server = _Server(folder, address, port) if address else None
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        say(f"cannot serve measurements at {address} port {port}: {reason}; records still deliver them to the service")
+        server = None
     if server is None:
         yield None
         return
@@ -113,17 +118,6 @@ def serving(
     finally:
         server.shutdown()
         server.server_close()
-
-
-def _server(folder: Path, address: str, port: int, say: Callable[[str], None]) -> _Server | None:
-    if not address:
-        return None
-    try:
-        return _Server(folder, address, port)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        say(f"cannot serve measurements at {address} port {port}: {reason}; records still deliver them to the service")
-        return None
 
 
 class _Server(socketserver.ThreadingTCPServer):

@@ -168,7 +168,8 @@ class Follower:
             files.setdefault(file.attempt, []).append(file)
         for attempt, of_attempt in files.items():
             try:
-                self._followed(attempt).poll(of_attempt, last=last)
+                followed = self._attempts.setdefault(attempt, _Attempt(self.run, attempt, self.clock))
+                followed.poll(of_attempt, last=last)
             except (OSError, UserError) as error:  # the next poll continues at the written positions
                 all_read = False
                 self._drop(attempt)
@@ -183,11 +184,6 @@ class Follower:
     def _drop(self, attempt: int) -> None:
         with contextlib.suppress(KeyError):
             self._attempts.pop(attempt).close()
-
-    def _followed(self, attempt: int) -> _Attempt:
-        if attempt not in self._attempts:
-            self._attempts[attempt] = _Attempt(self.run, attempt, self.clock)
-        return self._attempts[attempt]
 
     def _say(self, text: str) -> None:
         if text != self._last_reported:

@@ -19,18 +19,15 @@ class Mailbox(Protocol):
 
     def is_requested(self, request: SupervisorRequest) -> bool:
         """Whether there is a request of this kind."""
-        ...
 
     def binding(self) -> Binding | None:
         """Return the binding to a plan, which is in the run directory; none before the binding has arrived.
 
         Raises `PenstockError` if no binding can arrive.
         """
-        ...
 
     def report(self, report: AttemptReport) -> None:
         """Report the state of the attempt; raises OSError only if its end cannot be reported."""
-        ...
 
 
 class FolderMailbox:

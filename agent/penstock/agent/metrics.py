@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from penstock.agent.stalling import Steps
 from penstock.core.records import StepMetrics
 from penstock.core.run.folder import metrics_entry
 
@@ -53,7 +54,7 @@ class MetricsFollower:
         return [entry for line in self._lines.new() if (entry := metrics_entry(line)) is not None]
 
 
-class Growth:
+class Growth(Steps):
     """Growth of a file since the last poll; a file that became shorter did not grow."""
 
     def __init__(self, path: Path) -> None:
@@ -64,10 +65,6 @@ class Growth:
         """Whether the file grew since the last call."""
         before, self._num_bytes = self._num_bytes, self._present_bytes()
         return self._num_bytes > before
-
-    def is_inside_step(self) -> bool:
-        """False: lines written at the end of a step do not show whether the next has begun."""
-        return False
 
     def _present_bytes(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0

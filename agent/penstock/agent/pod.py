@@ -16,21 +16,19 @@ from penstock.agent.pod_files import PodFiles, PodFolders, read_job
 from penstock.agent.pod_mailbox import PodMailbox
 from penstock.agent.pod_workers import PodWorkers
 from penstock.agent.process_tree import offspring_ended
-from penstock.agent.stalling import RankSteps, StallWatch
+from penstock.agent.stalling import RankSteps
 from penstock.agent.supervisor import Supervisor
 from penstock.agent.workers import Workers
 from penstock.core.errors import UserError
-from penstock.core.host.stopping import StopRequests, listening
+from penstock.core.host.stopping import listening
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState
-from penstock.core.pod import PodBinding, termination_message
+from penstock.core.pod import JOB_FILE, PodBinding, termination_message
 from penstock.core.records import RecordKind
 from penstock.core.run.folder import RunDir
 from penstock.core.run.locations import Locations
 from penstock.core.run.outbox import Outbox
 from penstock.core.schedule import ScheduleSpec
-from penstock.core.serialization import yamltext
-from penstock.core.serialization.files import write_atomically
 from penstock.core.supervision import AttemptReport
 
 PROFILE_SOURCE = "profile"
@@ -74,7 +72,7 @@ class PodDecider:
 
 def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
     """Return the job with paths of this pod, and the run directory; raises `UserError` if either is unusable."""
-    job = located(read_job(pod.files.job), pod)
+    job = located(read_job(pod.files.attempt / JOB_FILE), pod)
     run = pod.folders.run(job)
     root, checkpoints = run.root, run.root.parent / "checkpoints"
     with _writable(root):
@@ -84,7 +82,7 @@ def lay_out(pod: Pod) -> tuple[PipelineJob, RunDir]:
             run.checkpoints.symlink_to(Path("..", checkpoints.name), target_is_directory=True)
     run.create()
     with _writable(root):
-        write_atomically(run.job, yamltext.dump(job.to_manifest()))
+        run.write_job(job)
     return job, run
 
 
@@ -128,7 +126,18 @@ def run_pod(
             mailbox = PodMailbox(pod.files, run, pod.folders.uid, pod.folders.attempt, say=say, agent=agent)
             workers = make_workers(lambda: mailbox.place, run.root.parent / "data")
             decider = PodDecider(job, run, pod.folders.attempt, lambda: mailbox.place, agent)
-            report = _supervised(job, run, pod.folders.attempt, mailbox, workers, decider, requests)
+            with offspring_ended():
+                report = Supervisor(
+                    job,
+                    run,
+                    pod.folders.attempt,
+                    mailbox,
+                    workers=workers,
+                    decider=decider,
+                    requests=requests,
+                    steps=lambda run: RankSteps(run.status),
+                    graceful=True,
+                ).run()
         except Exception as error:
             report = AttemptReport(state=AttemptState.FAILED, message=str(error), refused=isinstance(error, UserError))
             pod.files.termination.write_text(termination_message(report))
@@ -136,27 +145,3 @@ def run_pod(
     if report.state is not AttemptState.FAILED:
         return 0
     return REFUSED if report.refused else FAILED
-
-
-def _supervised(
-    job: PipelineJob,
-    run: RunDir,
-    attempt: int,
-    mailbox: PodMailbox,
-    workers: Workers,
-    decider: PodDecider,
-    requests: StopRequests,
-) -> AttemptReport:
-    with offspring_ended():
-        return Supervisor(
-            job,
-            run,
-            attempt,
-            mailbox,
-            workers=workers,
-            decider=decider,
-            requests=requests,
-            steps=lambda run: RankSteps(run.status),
-            watch=StallWatch(),
-            graceful=True,
-        ).run()

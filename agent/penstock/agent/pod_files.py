@@ -18,37 +18,17 @@ from pathlib import Path
 from penstock.agent.pod_memory import CGROUPS
 from penstock.core.errors import RunError, UserError
 from penstock.core.job import PipelineJob
-from penstock.core.pod import ADDRESS_FILE, BINDING_FILE, JOB_FILE, PLAN_FILE, STOP_FILE
 from penstock.core.run.folder import RunDir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodFiles:
-    """Input files of a pod, and the files of its reports."""
+    """Folders with the input files of an attempt and of a pod, and the files of the pod's reports."""
 
     attempt: Path
     pod: Path
     termination: Path
     cgroups: Path = CGROUPS
-
-    @property
-    def job(self) -> Path:
-        """The manifest."""
-        return self.attempt / JOB_FILE
-
-    @property
-    def plan(self) -> Path:
-        """The plan of the attempt."""
-        return self.attempt / PLAN_FILE
-
-    @property
-    def binding(self) -> Path:
-        return self.pod / BINDING_FILE
-
-    @property
-    def stop(self) -> Path:
-        """File that is not empty once a stop is requested."""
-        return self.pod / STOP_FILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,11 +49,6 @@ class PodFolders:
         """The run directory of the job's attempt."""
         root = self.out / job.metadata.uid / f"a{self.attempt}"
         return RunDir(root, root / "hosts" / self.uid, self.local)
-
-
-def address_file(attempt: Path) -> Path:
-    """Return the file with the service's address, among an attempt's files."""
-    return attempt / ADDRESS_FILE
 
 
 def read_text(path: Path) -> str:

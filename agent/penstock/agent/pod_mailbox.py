@@ -17,11 +17,7 @@ from penstock.core import jsontext
 from penstock.core.errors import RunError, UserError
 from penstock.core.packing import UnpackError, unpack
 from penstock.core.plan import Plan
-from penstock.core.pod import (
-    MEASURE_EPOCH,
-    PodBinding,
-    termination_message,
-)
+from penstock.core.pod import BINDING_FILE, MEASURE_EPOCH, PLAN_FILE, STOP_FILE, PodBinding, termination_message
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
 from penstock.core.supervision import AttemptReport, Binding, SupervisorRequest
@@ -44,7 +40,7 @@ class PodMailbox:
         attempt: int,
         *,
         say: Callable[[str], None],
-        agent: AgentFiles | None = None,
+        agent: AgentFiles,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._agent = agent
@@ -56,19 +52,20 @@ class PodMailbox:
     @property
     def place(self) -> PodBinding | None:
         """Return the current binding, if it is for this pod."""
-        text = read_text(self._files.binding)
+        path = self._files.pod / BINDING_FILE
+        text = read_text(path)
         if not text:
             return None
         try:
             binding = PodBinding.from_manifest(jsontext.load(text), "binding")
         except ValueError as error:
             remedy = "delete the pod: the next attempt writes the annotation again"
-            raise UserError(what=f"is not JSON: {error}", where=str(self._files.binding), remedy=remedy) from None
+            raise UserError(what=f"is not JSON: {error}", where=str(path), remedy=remedy) from None
         return binding if (binding.pod_uid, binding.attempt) == (self._pod_uid, self._attempt) else None
 
     def is_requested(self, request: SupervisorRequest) -> bool:
         if request is SupervisorRequest.STOP:
-            return bool(read_text(self._files.stop))
+            return bool(read_text(self._files.pod / STOP_FILE))
         place = self.place
         return place is not None and place.epoch == MEASURE_EPOCH
 
@@ -84,7 +81,7 @@ class PodMailbox:
             self._put(plan)
             return Binding(plan_digest=plan.digest)
         if self._clock() >= self._bound_at + PLAN_SECONDS:
-            raise RunError(f"{self._files.plan}: {problem} after {PLAN_SECONDS:.0f} s")
+            raise RunError(f"{self._files.attempt / PLAN_FILE}: {problem} after {PLAN_SECONDS:.0f} s")
         return None
 
     def _put(self, plan: Plan) -> None:
@@ -97,7 +94,7 @@ class PodMailbox:
     def _plan(self, digest: str) -> tuple[Plan | None, str]:
         """Return the plan with this digest, or the problem of its file."""
         try:
-            plan = Plan.from_manifest(unpack(self._files.plan.read_bytes()), "plan")
+            plan = Plan.from_manifest(unpack((self._files.attempt / PLAN_FILE).read_bytes()), "plan")
         except FileNotFoundError:
             return None, f"plan {digest[:12]} has not arrived"
         except (OSError, UnpackError) as error:
@@ -115,8 +112,7 @@ class PodMailbox:
             detail = f": {report.message}" if report.message else ""
             self._say(f"attempt {report.state}, profile {report.profile}{detail}")
         self._last_report = report
-        if self._agent is not None:
-            self._agent.update(report)
+        self._agent.update(report)
         if report.ended:
             explained_report = explained(report, self._files.cgroups)
             self._files.termination.write_text(termination_message(explained_report))

@@ -159,8 +159,8 @@ class Replanner:
             self._drifted_at, self._drifted_step = self._clock(), metrics.step
 
     def poll(self) -> Plan | None:
-        """Start a search that is due, or read the answer of the running one. Return the plan that the ranks have changed
-        to, once.
+        """Start a search that is due, or read the answer of the running one. Return the plan that the ranks have
+        changed to, once.
         """
         changed = self._changed()
         is_decided = self._has_returned or self._written is not None or self.better is not None

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.agent.endpoint import serving
-from penstock.agent.pod_files import PodFolders, address_file, read_job
+from penstock.agent.pod_files import PodFolders, read_job
 from penstock.agent.shipping import Requested, num_unsent, ship
 from penstock.core.host.stopping import listening
-from penstock.core.pod import JOB_FILE
+from penstock.core.pod import ADDRESS_FILE, JOB_FILE
 from penstock.core.run.folder import RunDir
 
 POLL_SECONDS = 0.5
@@ -38,9 +38,9 @@ def report(
         until = Requested(requests)
         while not (until.over or run.outbox.is_dir()):  # the ranks' container makes it, and reports its errors
             until.wait(POLL_SECONDS)
-        if not run.outbox.is_dir() or not address_file(attempt_files).exists():
+        address = attempt_files / ADDRESS_FILE
+        if not run.outbox.is_dir() or not address.exists():
             return _waited(until)
-        address = address_file(attempt_files)
         if ship(run, address, token_file, say, until, DRAIN_SECONDS, lambda: outboxes_before(folders, run)):
             return True
         say(

@@ -54,7 +54,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,7 +65,7 @@ from penstock.agent.metrics import Growth, MetricsFollower
 from penstock.agent.process_tree import offspring_ended
 from penstock.agent.replanner import Replanner
 from penstock.agent.shipper import shipping
-from penstock.agent.stalling import StallWatch, Steps
+from penstock.agent.stalling import Steps
 from penstock.agent.workers import Workers
 from penstock.core.errors import PenstockError, RunError, UserError
 from penstock.core.host.launches import InUseError
@@ -101,8 +101,8 @@ def claim(folder: AttemptFolder) -> None:
 class Supervisor:
     """Fulfils the mailbox's requests for attempt ``number``, and reports its state there.
 
-    The attempt fails at ``deadline_at``. ``steps`` creates the source of progress in steps for a run directory. With
-    ``watch``, the attempt fails if it makes no progress. A signal ends the attempt immediately, or after a checkpoint
+    The attempt fails at ``deadline_at``. ``steps`` creates the source of progress in steps for a run directory, by
+    which the attempt fails if it is stalled. A signal ends the attempt immediately, or after a checkpoint
     if ``graceful`` is set. ``clock`` returns seconds since the epoch, ``seconds`` those of a monotonic clock, and
     ``pause`` sleeps. ``each_poll`` is called before each poll. With a ``planner``, the attempt is planned again while
     it runs (`penstock.agent.replanner`).
@@ -120,7 +120,6 @@ class Supervisor:
         requests: StopRequests,
         deadline_at: float | None = None,
         steps: Callable[[RunDir], Steps] = lambda run: Growth(run.metrics),
-        watch: StallWatch | None = None,
         graceful: bool = False,
         each_poll: Callable[[], None] = lambda: None,
         planner: Planner | None = None,
@@ -134,7 +133,7 @@ class Supervisor:
         if deadline_at is not None and limit:
             deadline_at = min(deadline_at, clock() + limit)  # the clock may have been set back since it was computed
         self._deadline_at, self._graceful = deadline_at, graceful
-        self._make_steps, self._watch, self._each_poll = steps, watch, each_poll
+        self._make_steps, self._each_poll = steps, each_poll
         self._clock, self._pause = clock, pause
         self._attempt = Attempt(job, run, number, workers, decider)
         self._report = AttemptReport(state=AttemptState.STARTING)
@@ -211,8 +210,8 @@ class Supervisor:
         """Request the end of the attempt, except while ranks start: they might miss the signal."""
         if not self._attempt.stop_requested and self._report.state is not AttemptState.STARTING:
             self._attempt.stop()
-            if self._watch is not None:
-                self._watch.record_stop_request()
+            if self._steps is not None:
+                self._steps.record_stop_request()
 
     def _train(self) -> None:
         binding = self._mailbox.binding()
@@ -254,18 +253,15 @@ class Supervisor:
         self._note_text = text
 
     def _watched(self, report: AttemptReport) -> AttemptReport:
-        """Return the report, as failed if the attempt is stalled: no other process reports a stall."""
-        if self._watch is None or report.state is not AttemptState.RUNNING:
+        """Return the report, as failed if the attempt is stalled."""
+        if self._steps is None or report.state is not AttemptState.RUNNING:
             return report
-        inside_step = self._steps is not None and self._steps.is_inside_step()
-        message = self._watch.stall_message(self._predicted_step_seconds, inside_step=inside_step)
+        message = self._steps.stall_message(self._predicted_step_seconds)
         return replace(report, state=AttemptState.FAILED, message=message) if message else report
 
     def _last_step_at(self) -> float | None:
         if self._steps is None or not self._steps.has_advanced():
             return self._report.last_step_at
-        if self._watch is not None:
-            self._watch.record_step()
         return math.ceil(self._clock() / STEP_GRAIN_SECONDS) * STEP_GRAIN_SECONDS
 
     def _publish(self, report: AttemptReport) -> None:
@@ -287,20 +283,6 @@ def read_order(root: Path, attempt: int) -> Order:
         raise UserError(what=reason, where=str(path), remedy=remedy) from None
 
 
-@contextlib.contextmanager
-def _holding(job: PipelineJob, order: Order) -> Iterator[None]:
-    """Hold the resources that the service gave the attempt, during the block.
-
-    Raises `RunError` if another program took them first: a later attempt may succeed.
-    """
-    what = f"job {job.metadata.namespace}/{job.metadata.name} of a service"
-    try:
-        with holding(job.spec, what, uid=order.uid, devices=order.devices):
-            yield
-    except InUseError as error:
-        raise RunError(error.what) from None
-
-
 def supervise(
     root: Path, order: Order, *, workers: Workers, decider: Callable[[PipelineJob, RunDir], ProfileDecider]
 ) -> int:
@@ -318,7 +300,11 @@ def supervise(
             run.create()
             stack.enter_context(locked(run.root))
             job = run.read_job()
-            stack.enter_context(_holding(job, order))
+            what = f"job {job.metadata.namespace}/{job.metadata.name} of a service"
+            try:
+                stack.enter_context(holding(job.spec, what, uid=order.uid, devices=order.devices))
+            except InUseError as error:
+                raise RunError(error.what) from None  # a later attempt may succeed
             shipper = stack.enter_context(shipping(run.root, order))
             stack.enter_context(offspring_ended(lambda: shipper.pids))
             supervisor = Supervisor(

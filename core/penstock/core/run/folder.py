@@ -17,7 +17,7 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.records import StepMetrics
 from penstock.core.run.former_plan import FormerPlan
-from penstock.core.serialization.files import complete_lines, make_folder
+from penstock.core.serialization.files import complete_lines, make_folder, write_atomically
 
 T = TypeVar("T")
 
@@ -137,6 +137,12 @@ class RunDir:
         """Progress of the measurements: ``{"done": points, "total": points}``."""
         return self.root / "profile-progress.json"
 
+    def write_job(self, job: PipelineJob) -> None:
+        """Write the manifest of the job."""
+        from penstock.core.serialization import yamltext
+
+        write_atomically(self.job, yamltext.dump(job.to_manifest()))
+
     def read_job(self) -> PipelineJob:
         """The job, to run it; raises `UserError` if it is missing, or invalid for this version."""
         from penstock.core.serialization import yamltext  # most programs that use these paths read no YAML
@@ -163,6 +169,14 @@ class RunDir:
     def read_profile(self) -> Profile:
         """The profile; raises `UserError` if it is missing or corrupt."""
         return _read_manifest(self.profile, Profile.from_manifest)
+
+    def read_result(self) -> dict[str, Any]:
+        """The result that the newest attempt wrote; empty if it wrote none."""
+        try:
+            result = jsontext.load(self.result.read_text())
+        except (OSError, ValueError):
+            return {}
+        return result if isinstance(result, dict) else {}
 
     def read_metrics(self) -> list[StepMetrics]:
         """The newest entry of every step, in order; `damaged_metrics` names the lines that are left out."""
