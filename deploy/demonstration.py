@@ -17,7 +17,6 @@ from deploy import cluster, own_images
 from deploy.installation import Installation
 from deploy.own_images import ROOT
 from deploy.site import Site, site_of
-from penstock.agent.attempt import read_result
 from penstock.cli import output
 from penstock.cli.summary import rendered, summarise
 from penstock.core.lifecycle import Phase
@@ -113,7 +112,7 @@ def shown(found: Demonstration) -> bool:
         output.say_failure(status.message, f"kubectl describe pj {found.name}")
         return False
     run = found.run(status)
-    output.show(*rendered(summarise(run, status.phase.value, status.attempt, read_result(run))))
+    output.show(*rendered(summarise(run, status.phase.value, status.attempt)))
     return True
 
 

@@ -31,7 +31,7 @@ def change(phase: Phase, at: float, reason: str = "x", message: str = "") -> Pha
 
 def test_a_phase_gets_a_line_with_its_duration(display: RunDisplay, screen: io.StringIO) -> None:
     display.entered(change(Phase.QUEUED, 100.0))
-    display.data.progress("tokenise", 512, 2048)
+    display.progress("tokenise", 512, 2048)
     display.entered(change(Phase.PROFILING, 112.5))
     assert screen.getvalue().split() == ["prepare", "2", "KiB", "of", "text", "12.5", "s"]
 
@@ -88,7 +88,7 @@ def test_planning_leaves_the_plan_s_own_step(display: RunDisplay, screen: io.Str
 
 
 def test_warnings_about_data_are_shown(display: RunDisplay, screen: io.StringIO) -> None:
-    display.data.warning("3 files are no text")
+    display.warning("3 files are no text")
     assert "3 files are no text" in screen.getvalue()
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.agent.attempt import read_result
 from penstock.cli.local.reporting import report_data, trace_path, versions, write_report
 from penstock.cli.summary import Summary, rendered, summarise
 from penstock.core.errors import UserError
@@ -41,7 +40,7 @@ def text(summary: Summary) -> str:
 
 
 def test_a_summary_compares_promise_and_result(run: RunDir) -> None:
-    summary = summarise(run, "Succeeded", 2, read_result(run))
+    summary = summarise(run, "Succeeded", 2)
     prediction = local_plan().prediction
     assert prediction is not None
     assert summary.predicted_step_seconds == prediction.step_seconds
@@ -59,14 +58,14 @@ def test_a_summary_compares_promise_and_result(run: RunDir) -> None:
 
 
 def test_a_summary_survives_its_manifest(run: RunDir) -> None:
-    summary = summarise(run, "Succeeded", 2, read_result(run))
+    summary = summarise(run, "Succeeded", 2)
     assert Summary.from_manifest(json.loads(json.dumps(summary.to_manifest()))) == summary
 
 
 def test_a_damaged_line_of_metrics_is_a_warning_and_the_report_is_made(run: RunDir) -> None:
     lines = run.metrics.read_bytes().splitlines(keepends=True)
     run.metrics.write_bytes(b"".join([lines[0].replace(b"attempt", b"attumpt"), *lines[1:]]))
-    summary = summarise(run, "Succeeded", 2, read_result(run))
+    summary = summarise(run, "Succeeded", 2)
     assert summary.steps == NUM_STEPS
     assert "metrics.jsonl:1 is no entry" in text(summary).replace("\n", "")
     write_report(run)
@@ -77,9 +76,9 @@ def test_warm_up_does_not_count(run: RunDir) -> None:
     slow = [dataclasses.replace(fake_metrics(step), step_seconds=99.0) for step in range(WARM_UP_STEPS)]
     fast = [fake_metrics(step) for step in range(WARM_UP_STEPS, NUM_STEPS)]
     run.metrics.write_text("".join(map(metrics_line, slow + fast)))
-    assert summarise(run, "Succeeded", 1, {}).measured_step_seconds == 0.25
+    assert summarise(run, "Succeeded", 1).measured_step_seconds == 0.25
     run.metrics.write_text("".join(map(metrics_line, slow)))
-    assert summarise(run, "Failed", 1, {}).measured_step_seconds == 99.0, "a run of few steps has nothing else"
+    assert summarise(run, "Failed", 1).measured_step_seconds == 99.0, "a run of few steps has nothing else"
 
 
 def test_summary_and_report_tell_the_same_step_and_speed(run: RunDir) -> None:
@@ -88,13 +87,13 @@ def test_summary_and_report_tell_the_same_step_and_speed(run: RunDir) -> None:
         for step in range(NUM_STEPS)
     ]
     run.metrics.write_text("".join(map(metrics_line, entries)))
-    summary, data = summarise(run, "Succeeded", 1, {}), report_data(run)
+    summary, data = summarise(run, "Succeeded", 1), report_data(run)
     assert summary.measured_step_seconds == measured_step_seconds(data)
     assert f">{summary.tokens_per_second:,.0f}<" in figures_of_merit(data)
 
 
 def test_the_text_names_what_matters(run: RunDir) -> None:
-    shown = text(summarise(run, "Succeeded", 2, read_result(run)))
+    shown = text(summarise(run, "Succeeded", 2))
     for reason in local_plan().reasons:
         assert reason in shown
     assert "step time" in shown
@@ -113,7 +112,7 @@ def test_the_share_of_the_peak_is_predicted_and_measured(run: RunDir) -> None:
     known = dataclasses.replace(plan.prediction, peak_flops=1e12)
     known = dataclasses.replace(known, speed=dataclasses.replace(plan, prediction=known).speed())
     write_json(run.plan, dataclasses.replace(plan, prediction=known).to_manifest())
-    summary = summarise(run, "Succeeded", 2, read_result(run))
+    summary = summarise(run, "Succeeded", 2)
     for speed, seconds in ((summary.predicted_speed, known.step_seconds), (summary.measured_speed, 0.25)):
         assert speed is not None
         flops = step_flops(plan.model, plan.global_batch, plan.sequence_length)
@@ -126,7 +125,7 @@ def test_a_doubtful_prediction_says_so_next_to_what_was_measured(run: RunDir) ->
     assert plan.prediction is not None
     doubtful = dataclasses.replace(plan.prediction, warnings=("the machine was busy",))
     write_json(run.plan, dataclasses.replace(plan, prediction=doubtful).to_manifest())
-    summary = summarise(run, "Succeeded", 2, read_result(run))
+    summary = summarise(run, "Succeeded", 2)
     assert summary.warnings == ("the machine was busy",)
     assert "warning: the machine was busy" in text(summary)
 
@@ -135,7 +134,7 @@ def test_what_is_missing_is_left_out(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "r")
     for path in (run.plan, run.profile, run.metrics, run.timeline, run.result):
         path.unlink()
-    summary = summarise(run, "Failed", 1, read_result(run))
+    summary = summarise(run, "Failed", 1)
     assert summary.steps == 0
     assert summary.measured_step_seconds is None
     assert "Sample" not in text(summary)

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.agent.console import say, say_error
+from penstock.agent.pod_files import PodFiles, PodFolders
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.host.members import installing, member_of
+from penstock.core.host.members import absent_member
 from penstock.core.host.stopping import StopRequestedError
 from penstock.core.pod import (
     AGENT_ADDRESS_VARIABLE,
@@ -55,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> int:
     """Print the cause of the failure on the last lines; return the exit code."""
-    if isinstance(error, ModuleNotFoundError) and (member := member_of(error.name)):
-        remedy = f"install {member}: {installing(member)}"
-        error = UserError(what=f"this command needs the package {error.name}", remedy=remedy)
+    error = absent_member(error) or error
     if isinstance(error, UserError):
         say_error(error)
         return USER_MISTAKE
@@ -71,46 +70,42 @@ def _explain(error: Exception) -> int:
 
 def _pod(options: argparse.Namespace) -> int:
     from penstock.agent.pod import Pod, run_pod
-    from penstock.agent.pod_files import PodFiles, PodFolders
 
-    folders = PodFolders(uid=_own_uid(), attempt=options.attempt, out=options.out, local=options.local)
     files = PodFiles(attempt=options.attempt_files, pod=options.pod_files, termination=options.termination_log)
-    return run_pod(Pod(folders=folders, files=files, data=options.data), say)
+    return run_pod(Pod(folders=_folders(options), files=files, data=options.data), say)
 
 
 def _report_pod(options: argparse.Namespace) -> int:
-    from penstock.agent.pod_files import PodFolders
     from penstock.agent.reporter import report
 
-    folders = PodFolders(uid=_own_uid(), attempt=options.attempt, out=options.out, local=options.local)
     address = os.environ.get(AGENT_ADDRESS_VARIABLE, "")
-    return 0 if report(folders, options.attempt_files, options.token_file, say, address) else FAILED
+    return 0 if report(_folders(options), options.attempt_files, options.token_file, say, address) else FAILED
 
 
-def _own_uid() -> str:
+def _folders(options: argparse.Namespace) -> PodFolders:
     uid = os.environ.get(POD_UID_VARIABLE, "")
     if not uid:
         remedy = "set it from metadata.uid with the downward API, as the operator does"
         raise UserError(what="is not set", where=POD_UID_VARIABLE, remedy=remedy)
-    return uid
+    return PodFolders(uid=uid, attempt=options.attempt, out=options.out, local=options.local)
 
 
 def _supervise(options: argparse.Namespace) -> int:
     from penstock.agent.plans import LocalDecider
     from penstock.agent.probe import identify
-    from penstock.agent.profiles import Profiles, profiles_folder
+    from penstock.agent.profiles import Profiles
     from penstock.agent.supervisor import read_order, supervise
     from penstock.agent.workers import LocalWorkers
-    from penstock.core.job import PipelineJob
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     order = read_order(options.root, options.attempt)
     here = functools.partial(identify, devices=order.devices)
-
-    def decider(job: PipelineJob, run_dir: RunDir) -> LocalDecider:
-        return LocalDecider(job, run_dir, Profiles(profiles_folder()), identify=here, clock=time.time)
-
-    return supervise(options.root, order, workers=LocalWorkers(order.devices), decider=decider)
+    return supervise(
+        options.root,
+        order,
+        workers=LocalWorkers(order.devices),
+        decider=lambda job, run: LocalDecider(job, run, Profiles(), identify=here, clock=time.time),
+    )
 
 
 def _ship(options: argparse.Namespace) -> int:
@@ -190,18 +185,13 @@ def _path(text: str) -> Path:
     return Path(text).absolute()
 
 
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _natural(text: str) -> int:
-    return _at_least(0, text)
-
-
 def _at_least(least: int, text: str) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
     return int(text)
+
+
+_positive, _natural = functools.partial(_at_least, 1), functools.partial(_at_least, 0)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
-from penstock.agent.launch import Failure, Outcome
+from penstock.agent.launch import Failure, Outcome, Ranks
 from penstock.agent.progress_files import newest_checkpoint_step, profile_progress
-from penstock.agent.workers import Ranks, Workers, end, refusal
-from penstock.core import jsontext
+from penstock.agent.workers import Workers, end, refusal
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import AttemptState, Step
 from penstock.core.run.folder import RunDir
@@ -31,7 +30,8 @@ class Attempt:
     """Attempt ``number`` on the job's ranks: ready, perhaps measuring first, then training.
 
     ``profile`` is the state of measuring; a new profile goes to ``decider``. ``last_step`` is the last step that a
-    caller observed. ``message`` is the cause of the failure, and ``last_words`` are the last lines of the rank at fault.
+    caller observed. ``message`` is the cause of the failure, and ``last_words`` are the last lines of the rank at
+    fault.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Attempt:
         )
 
     def _follow_profile(self) -> None:
-        outcome = self._measuring.poll() if self._measuring and self.profile is Step.WORKING else None
-        if self._measuring is None or outcome is None:
+        if self._measuring is None or self.profile is not Step.WORKING:
             return
-        if outcome.failure is not None:
+        outcome = self._measuring.poll()
+        if outcome is not None and outcome.failure is not None:
             self._note(self._measuring, outcome.failure)
             self.profile = Step.FAILED
-        else:
+        elif outcome is not None:
             self._decider.keep_profile()
             self.profile = Step.DONE
 
@@ -98,7 +98,7 @@ class Attempt:
         if outcome is None:
             started = self.last_step is not None or self._training.all_started()
             return AttemptState.RUNNING if started else AttemptState.STARTING
-        state = None if outcome.failure else _ENDS.get(str(read_result(self._run).get("outcome")))
+        state = None if outcome.failure else _ENDS.get(str(self._run.read_result().get("outcome")))
         if state is not None:
             return state
         self._note(self._training, outcome.failure or _no_result(outcome))
@@ -138,12 +138,3 @@ def _named(failure: Failure) -> str:
 def _no_result(outcome: Outcome) -> Failure:
     message = f"the ranks ended with code {outcome.exit_code} without writing a result"
     return Failure(rank=None, step=-1, action="", message=message)
-
-
-def read_result(run: RunDir) -> dict[str, Any]:
-    """Return the result that the newest attempt wrote; empty if it wrote none."""
-    try:
-        result = jsontext.load(run.result.read_text())
-    except (OSError, ValueError):
-        return {}
-    return result if isinstance(result, dict) else {}

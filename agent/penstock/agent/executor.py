@@ -56,7 +56,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from penstock.agent.attempt import Attempt, ProfileDecider, read_result
+from penstock.agent.attempt import Attempt, ProfileDecider
 from penstock.agent.metrics import LineFollower, MetricsFollower
 from penstock.agent.progress_files import newest_checkpoint_step
 from penstock.agent.replanner import Replanner
@@ -172,7 +172,7 @@ class Executor:
 
     def _admit(self) -> None:
         with contextlib.suppress(StopRequestedError), self._requests.cutting():
-            self._workers.prepare(self._job, self._run, self._show.data)
+            self._workers.prepare(self._job, self._run, self._show)
             self._profile = Step.DONE if self._decider.find_profile() else Step.MISSING
             self._plan = self._decider.find_plan()
             self._admitted = True
@@ -287,6 +287,6 @@ class Executor:
             return
         is_stopped = attempt.stop_requested or bool(self._requests.received)
         attempt.kill()
-        has_succeeded = read_result(self._run).get("outcome") == "succeeded"
+        has_succeeded = self._run.read_result().get("outcome") == "succeeded"
         has_failed = not is_stopped and not has_succeeded
         self._plan = self._replanner.end(has_failed=has_failed, has_succeeded=has_succeeded) or self._plan

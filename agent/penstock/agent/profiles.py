@@ -17,16 +17,11 @@ from penstock.core.run.documents import read_profile
 from penstock.core.serialization.files import write_json
 
 
-def profiles_folder() -> Path:
-    """Return the folder with this user's profiles."""
-    return cache_folder() / "profiles"
-
-
 class Profiles:
-    """The profiles in ``folder``, one per machine, model, precision and number of ranks."""
+    """The profiles in ``folder``, by default this user's: one per machine, model, precision and number of ranks."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or cache_folder() / "profiles"
 
     def path(self, identity: Identity) -> Path:
         """Return the path of the cached profile with that identity."""

@@ -6,18 +6,16 @@ from collections.abc import Sequence
 
 from penstock.agent.run_state import PhaseChange
 from penstock.core.plan import Plan
-from penstock.core.preparing import Reporter as DataReporter
+from penstock.core.preparing import Reporter
 from penstock.core.records import StepMetrics
 from penstock.planner.worker.protocol import Progress
 
 
-class RunObserver:
-    """Receiver of a run's progress events."""
+class RunObserver(Reporter):
+    """Receiver of a run's progress events, and of those of the preparation of its data."""
 
-    @property
-    def data(self) -> DataReporter:
-        """Return the receiver of progress while data is prepared."""
-        return DataReporter()
+    def warning(self, line: str) -> None:
+        self.note(line)
 
     def entered(self, change: PhaseChange) -> None:
         """The run entered a phase."""

@@ -27,7 +27,7 @@ from penstock.cli.commands import (
     setup,
 )
 from penstock.core.errors import PenstockError, UserError
-from penstock.core.host.members import installing, member_of
+from penstock.core.host.members import absent_member
 from penstock.core.host.stopping import StopRequestedError
 
 RUN_FAILED = 1
@@ -78,22 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _missing(error: Exception) -> str | None:
-    """Return the package that could not be imported."""
-    return error.name if isinstance(error, ModuleNotFoundError) else None
-
-
 def _explain(error: Exception) -> int:
+    error = absent_member(error) or error
     if isinstance(error, UserError):
         output.say_error(error)
-        return USER_MISTAKE
-    member = member_of(_missing(error))
-    if member is not None:
-        missing = UserError(
-            what=f"this command needs the package {_missing(error)}",
-            remedy=f"install {member}: {installing(member)}",
-        )
-        output.say_error(missing)
         return USER_MISTAKE
     if isinstance(error, PenstockError):
         output.say_failure(str(error))

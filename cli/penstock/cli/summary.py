@@ -64,9 +64,9 @@ def search_text(
     return f"{change}{': ' if change else ''}{candidates} simulated{best}{speed}"
 
 
-def summarise(run: RunDir, phase: str, attempt: int, result: dict[str, Any]) -> Summary:
-    """Summarise ``run``; ``result`` is the result of its last attempt."""
-    job, metrics = run.read_recorded_job(), run.read_metrics()
+def summarise(run: RunDir, phase: str, attempt: int) -> Summary:
+    """Summarise ``run`` and the result of its last attempt."""
+    job, metrics, result = run.read_recorded_job(), run.read_metrics(), run.read_result()
     curves = curves_of(metrics)
     plan = run.read_plan() if run.plan.exists() else None
     prediction = plan.prediction if plan else None

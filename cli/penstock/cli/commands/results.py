@@ -22,7 +22,6 @@ def register(app: typer.Typer) -> None:
 
 def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
     """Write report.html and, for Perfetto, trace.json of a run, and print its summary."""
-    from penstock.agent.attempt import read_result
     from penstock.agent.run_state import read_state
     from penstock.cli.local.reporting import write_report
     from penstock.cli.summary import rendered, summarise
@@ -31,11 +30,8 @@ def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
     run = RunDir(run_dir)
     write_report(run)
     state = read_state(run.root)
-    summary = summarise(run, state.phase.value, state.attempt, read_result(run))
-    if form is Format.TEXT:
-        output.show(*rendered(summary))
-    else:
-        output.write_data(summary.to_manifest(), form)
+    summary = summarise(run, state.phase.value, state.attempt)
+    output.present(form, lambda: rendered(summary), summary.to_manifest)
 
 
 def generate(

@@ -72,7 +72,6 @@ def _conclude(ended: Ended, form: Format) -> None:
     """Print the run's summary, or the reason why there is none; exit with a code other than 0 if the run failed or was
     stopped by a signal.
     """
-    from penstock.agent.attempt import read_result
     from penstock.cli.local.reporting import write_report
     from penstock.cli.summary import rendered, summarise
     from penstock.core.lifecycle import Phase
@@ -80,11 +79,9 @@ def _conclude(ended: Ended, form: Format) -> None:
     phase, root = ended.state.phase, ended.run.root
     if phase is Phase.SUCCEEDED:
         write_report(ended.run)
-    summary = summarise(ended.run, phase.value, ended.state.attempt, read_result(ended.run))
-    if form is not Format.TEXT:
-        output.write_data(summary.to_manifest(), form)
-    elif phase is Phase.SUCCEEDED:
-        output.show(*rendered(summary))
+    summary = summarise(ended.run, phase.value, ended.state.attempt)
+    if form is not Format.TEXT or phase is Phase.SUCCEEDED:
+        output.present(form, lambda: rendered(summary), summary.to_manifest)
     if phase is Phase.FAILED:
         output.say_failure(ended.state.message, f"penstock resume {root}")
         raise typer.Exit(1)

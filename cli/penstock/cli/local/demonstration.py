@@ -17,18 +17,16 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from penstock.agent.attempt import read_result
 from penstock.agent.local_launch import local_launches
 from penstock.cli import output
 from penstock.cli.local.reporting import write_report
-from penstock.cli.ports import LOOPBACK
 from penstock.cli.remote import follow_job
 from penstock.cli.summary import Summary, summarise
 from penstock.client import Client, Job, Place, Status, Target, target
 from penstock.client.config import CA, SERVER, TOKEN
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.host.locks import STATE, machine_lock_path
-from penstock.core.host.ports import free_port
+from penstock.core.host.ports import LOOPBACK, free_port
 from penstock.core.host.stopping import StopRequestedError, listening
 from penstock.core.job import PipelineJob
 from penstock.core.lifecycle import MISTAKES, Phase
@@ -87,7 +85,7 @@ def _summed_up(folder: Path, job: Job) -> Summary:
     run = RunDir(folder / "runs" / job.uid)
     if job.status.phase is Phase.SUCCEEDED:
         write_report(run, job.status.phase)
-    return summarise(run, job.status.phase.value, job.status.attempt, read_result(run))
+    return summarise(run, job.status.phase.value, job.status.attempt)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.agent.local_launch import holding
 from penstock.agent.probe import identify
-from penstock.agent.profiles import Profiles, profiles_folder
+from penstock.agent.profiles import Profiles
 from penstock.agent.progress_files import profile_progress
 from penstock.agent.workers import LocalWorkers, finish
 from penstock.cli.lines import Line, line
@@ -20,8 +20,6 @@ from penstock.core.host.stopping import listening
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
-from penstock.core.serialization import yamltext
-from penstock.core.serialization.files import write_atomically
 from penstock.core.units import format_bytes, format_count, format_seconds
 from penstock.planner.fit import FitReport, measured_cost
 
@@ -41,10 +39,10 @@ def measure(job: PipelineJob, root: Path | None) -> Profile:
         with _folder(root) as run, listening() as requests, closing(line()) as shown:
             run.create()
             require_unused(run)
-            write_atomically(run.job, yamltext.dump(job.to_manifest()))
+            run.write_job(job)
             finish(LocalWorkers(devices).profile(job, run, 0), requests, lambda: _report(run, shown))
             profile = run.read_profile()
-    path = Profiles(profiles_folder()).keep(profile, identity)
+    path = Profiles().keep(profile, identity)
     say(f"wrote the profile to {path}")
     return profile
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.agent.probe import identify
-from penstock.agent.profiles import Profiles, profiles_folder, require_fit
+from penstock.agent.profiles import Profiles, require_fit
 from penstock.cli.local.job_files import read_job
 from penstock.cli.local.runs import check_local, require_unused
 from penstock.cli.local.trials import fastest
@@ -27,8 +27,7 @@ from penstock.core.plan import Cost, Plan, Prediction, RunTime
 from penstock.core.profile import Profile
 from penstock.core.run.documents import COST, RUN_TIME, read_plan, read_profile
 from penstock.core.run.folder import RunDir
-from penstock.core.serialization import yamltext
-from penstock.core.serialization.files import write_atomically, write_json
+from penstock.core.serialization.files import write_json
 from penstock.core.speed import speed_columns
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
@@ -67,7 +66,7 @@ def hardware_for(
         require_fit(named, profile, spec, identify(spec), time.time())
         return named
     places = [RunDir(run_dir).profile] if run_dir is not None else []
-    hardware = Profiles(profiles_folder()).find(spec, identify(spec), places, time.time())
+    hardware = Profiles().find(spec, identify(spec), places, time.time())
     if hardware is None:
         raise UserError(
             what="this machine has not been measured for this job in the last days",
@@ -146,7 +145,7 @@ def store_plan(root: Path, job: PipelineJob, plan: Plan, hardware: Hardware) -> 
     run = RunDir(root)
     run.create()
     require_unused(run)
-    write_atomically(run.job, yamltext.dump(job.to_manifest()))
+    run.write_job(job)
     write_json(run.plan, plan.to_manifest())
     if isinstance(hardware, Profile):
         write_json(run.profile, hardware.to_manifest())

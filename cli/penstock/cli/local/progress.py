@@ -11,7 +11,6 @@ from penstock.cli.lines import Line
 from penstock.cli.summary import search_text
 from penstock.core.lifecycle import Phase
 from penstock.core.plan import Plan
-from penstock.core.preparing import Reporter as DataReporter
 from penstock.core.records import StepMetrics
 from penstock.core.units import format_bytes, format_seconds
 from penstock.planner.worker.protocol import Progress
@@ -39,11 +38,6 @@ class RunDisplay(RunObserver):
         self._phase: PhaseChange | None = None
         self._detail = ""
         self._recent: list[StepMetrics] = []
-        self._data = _Preparing(self)
-
-    @property
-    def data(self) -> DataReporter:
-        return self._data
 
     def working(self, text: str, done: float | None = None, *, result: str = "") -> None:
         """Show progress within the current phase; ``result`` stays when the phase ends."""
@@ -75,6 +69,11 @@ class RunDisplay(RunObserver):
         if attempt > 1:
             output.say(f"  attempt {attempt}, from step {from_step}")
 
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        text = f"{stage} {format_bytes(done_bytes)} of {format_bytes(total_bytes)}"
+        share = done_bytes / total_bytes if total_bytes else None
+        self.working(text, share, result=format_bytes(total_bytes) + " of text")
+
     def measured(self, done: int, total: int) -> None:
         if total:
             self.working(f"measure {done}/{total} points", done / total, result=f"{total} points")
@@ -105,16 +104,3 @@ class RunDisplay(RunObserver):
 
     def close(self) -> None:
         self._line.close()
-
-
-class _Preparing(DataReporter):
-    def __init__(self, display: RunDisplay) -> None:
-        self._display = display
-
-    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        text = f"{stage} {format_bytes(done_bytes)} of {format_bytes(total_bytes)}"
-        share = done_bytes / total_bytes if total_bytes else None
-        self._display.working(text, share, result=format_bytes(total_bytes) + " of text")
-
-    def warning(self, line: str) -> None:
-        self._display.note(line)

@@ -15,8 +15,7 @@ from penstock.core.plan import Plan
 from penstock.core.profile import Profile
 from penstock.core.run.documents import read_timeline
 from penstock.core.run.folder import RunDir
-from penstock.core.serialization import yamltext
-from penstock.core.serialization.files import write_atomically, write_json
+from penstock.core.serialization.files import write_json
 from penstock.core.timeline import Timeline
 from penstock.planner.replay import simulated, spec_of
 
@@ -63,7 +62,7 @@ def lay_out(run: RunDir, plan: Plan, hardware: Profile | ClusterSpec) -> Pipelin
     predicted = simulated(plan, hardware).timeline
     job = PipelineJob(metadata=Metadata(name="rehearsal"), spec=spec_of(plan))
     run.create()
-    write_atomically(run.job, yamltext.dump(job.to_manifest()))
+    run.write_job(job)
     write_json(run.plan, plan.to_manifest())
     write_json(run.root / "timeline-predicted.json", predicted.to_manifest())
     return job

@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from penstock import core
-from penstock.agent.attempt import read_result
 from penstock.agent.run_state import read_state
 from penstock.core.curves import Usual, curves_of
 from penstock.core.lifecycle import Phase
@@ -34,7 +33,7 @@ def report_data(run: RunDir, phase: Phase | None = None) -> ReportData:
 
     ``phase`` is that of a service's job, which is in the service's database; by default it is read from state.json.
     """
-    job, result = run.read_recorded_job(), read_result(run)
+    job, result = run.read_recorded_job(), run.read_result()
     plan = run.read_plan() if run.plan.exists() else None
     profile = run.read_profile() if run.profile.exists() else None
     last = read_timeline(run.timeline) if run.timeline.exists() else None

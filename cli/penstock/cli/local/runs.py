@@ -15,7 +15,7 @@ from penstock.agent.executor import Executor
 from penstock.agent.local_launch import holding
 from penstock.agent.plans import LocalDecider
 from penstock.agent.probe import Identity, identify
-from penstock.agent.profiles import Profiles, profiles_folder
+from penstock.agent.profiles import Profiles
 from penstock.agent.progress_files import newest_checkpoint_step
 from penstock.agent.run_state import RunState, read_state
 from penstock.agent.workers import LocalWorkers, Workers
@@ -29,7 +29,6 @@ from penstock.core.job import Device, JobSpec, PipelineJob
 from penstock.core.lifecycle import Phase
 from penstock.core.run.folder import RunDir
 from penstock.core.run.lock import locked
-from penstock.core.serialization import yamltext
 from penstock.core.serialization.files import write_atomically
 from penstock.core.units import format_bytes
 from penstock.planner.worker.process import ProcessPlanner
@@ -78,7 +77,7 @@ def start(
     run.create()
     with locked(run.root), _left_only_if_begun(run.root, missing):
         require_unused(run)
-        write_atomically(run.job, yamltext.dump(job.to_manifest()))
+        run.write_job(job)
         if prompt:
             write_atomically(run.prompt, prompt)
         return _execute(job, run, RunState(), metrics_port, machine)
@@ -138,7 +137,6 @@ def resume(root: Path, metrics_port: int | None, machine: LocalMachine = LocalMa
 
 
 def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int | None, machine: LocalMachine) -> Ended:
-    profiles = Profiles(profiles_folder())
     with holding(job.spec, f"run directory {run.root}") as devices, listening() as requests:
         say(f"{job.metadata.name} in {run.root}")
         executor = Executor(
@@ -147,7 +145,7 @@ def _execute(job: PipelineJob, run: RunDir, state: RunState, metrics_port: int |
             state,
             workers=machine.workers(devices),
             decider=LocalDecider(
-                job, run, profiles, identify=lambda spec: machine.identify(spec, devices), clock=machine.clock
+                job, run, Profiles(), identify=lambda spec: machine.identify(spec, devices), clock=machine.clock
             ),
             show=RunDisplay(job.spec.training.steps, line()),
             requests=requests,

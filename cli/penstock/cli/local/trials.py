@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.agent.local_launch import holding
 from penstock.agent.metrics import MetricsFollower
-from penstock.agent.workers import LocalWorkers, Workers, end, refusal
+from penstock.agent.workers import LocalWorkers, Workers, end, require_success
 from penstock.cli.output import say, working
 from penstock.core.errors import RunError, UserError
 from penstock.core.explanation import Explanation, Trial
@@ -26,8 +26,7 @@ from penstock.core.plan import Alternative, Plan
 from penstock.core.preparing import Reporter
 from penstock.core.records import WARM_UP_STEPS
 from penstock.core.run.folder import RunDir
-from penstock.core.serialization import yamltext
-from penstock.core.serialization.files import write_atomically, write_json
+from penstock.core.serialization.files import write_json
 from penstock.core.speed import step_text
 from penstock.core.units import format_bytes, format_seconds
 from penstock.planner.replay import candidate_of
@@ -99,7 +98,7 @@ def _laid_out(run: RunDir, job: PipelineJob, plan: Plan) -> PipelineJob:
         run_policy=RunPolicySpec(),
     )
     run.create()
-    write_atomically(run.job, yamltext.dump(short.to_manifest()))
+    run.write_job(short)
     write_json(run.plan, plan.to_manifest())
     return short
 
@@ -128,9 +127,8 @@ def _steps(
                     yield entry.step_seconds
                 if count >= MOST_STEPS or (count >= FEWEST_STEPS and measured >= LEAST_SECONDS):
                     return
-            if outcome is not None and outcome.failure is not None:
-                raise refusal(outcome.failure) if outcome.failure.refused else RunError(outcome.failure.message)
             if outcome is not None:
+                require_success(outcome)
                 raise RunError(f"the ranks ended with code {outcome.exit_code}")
     finally:
         end(ranks)

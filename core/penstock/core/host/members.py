@@ -24,6 +24,16 @@ def member_of(package: str | None) -> str | None:
     return next((member for member, packages in MEMBERS.items() if package in packages), None)
 
 
+def absent_member(error: Exception) -> UserError | None:
+    """The mistake behind a failed import of a distribution that is not installed here; None for any other error."""
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
+    member = member_of(package)
+    if member is None:
+        return None
+    remedy = f"install {member}: {installing(member)}"
+    return UserError(what=f"this command needs the package {package}", remedy=remedy)
+
+
 def installing(member: str) -> str:
     """The command that installs a distribution from penstock's wheels, without a package index."""
     return f"pip install --constraint WHEELS/penstock.txt {member}"
