@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from penstock.cli.commands.listed import EXAMPLE, Group
+from penstock.cli.commands.declarations import EXAMPLE, Group
 from penstock.cli.main import app, main
 
 PROGRAM: Any = typer.main.get_command(app)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli import output
-from penstock.cli.lines import PLAIN_SECONDS, LiveLine, PlainLine, line
+from penstock.cli.lines import PLAIN_SECONDS, LiveLine, PlainLine, line, working
 
 
 def test_a_log_gets_a_line_every_few_seconds(screen: io.StringIO) -> None:
@@ -39,3 +39,17 @@ def test_a_terminal_gets_one_line_that_moves(monkeypatch: pytest.MonkeyPatch) ->
     shown.update("again", None)
     shown.close()
     assert "again" in text.getvalue()
+
+
+def test_work_is_announced_only_to_watchers(screen: io.StringIO) -> None:
+    with working("planning"):
+        pass
+    assert screen.getvalue() == ""
+
+
+def test_work_on_a_terminal_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr(output, "terminal", lambda: Console(file=text, force_terminal=True, width=80))
+    with working("planning") as report:
+        report("4 simulated")
+    assert "planning: 4 simulated" in text.getvalue()

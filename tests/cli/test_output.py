@@ -64,13 +64,6 @@ def test_a_failure_has_a_hint(capsys: Captured) -> None:
     assert capsys.readouterr().err == "failed rank 1 was killed\nnext penstock resume runs/1\nfailed it broke\n"
 
 
-def test_work_is_announced_only_to_watchers(capsys: Captured) -> None:
-    with output.working("planning"):
-        pass
-    captured = capsys.readouterr()
-    assert captured.out == captured.err == ""
-
-
 @given(st.text())
 def test_printable_text_commands_no_terminal(text: str) -> None:
     shown = output.printable(text)

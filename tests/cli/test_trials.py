@@ -163,7 +163,8 @@ def test_a_plan_that_fails_is_passed_over_and_says_why(plans: tuple[Plan, ...], 
 def trials_shown(plan: Plan) -> list[str]:
     assert plan.prediction is not None
     assert plan.prediction.explanation is not None
-    return [" ".join(planning_commands.trial_row(trial)) for trial in plan.prediction.explanation.trials]
+    rows = map(planning_commands.trial_row, plan.prediction.explanation.trials)
+    return [" ".join([*before, *after]) for before, _, after in rows]
 
 
 def test_nothing_that_ran_is_a_failure(plans: tuple[Plan, ...]) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.cli import output
+from penstock.cli.output import Lines
 from penstock.cli.template import write_new
 from penstock.core.cluster import DeviceSpec, KernelSpec, LinkSpec
 from penstock.core.devices import DeviceKind, cluster_of, device_kind, device_kinds
 from penstock.core.manifest import camel
 from penstock.core.units import format_bytes, quantity
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 DEVICE_FIELDS = {
     "peak_flops": "of matrix products in bf16 without sparsity, FLOP per second",
@@ -112,18 +111,16 @@ def write_description(path: Path, device: str, num_nodes: int, name: str, *, ove
     write_new(path, description(device_kind(device), num_nodes, name), overwrite=overwrite)
 
 
-def kinds_table() -> Table:
+def kinds_lines() -> Lines:
     """Return the kinds of device as a table."""
-    from rich.table import Table
-
-    table = Table("device", "", "peak TFLOP/s", "memory", "GB/s", "a node", box=None, padding=(0, 2))
+    table = output.table("device", "", "peak TFLOP/s", "memory", "GB/s", "a node", padding=(0, 2))
     for name in device_kinds():
         kind = device_kind(name)
         node = f"{kind.devices_per_node} devices, {kind.nics_per_node} cards"
         peak, bandwidth = kind.device.peak_flops / 1e12, kind.device.memory_bandwidth / 1e9
         memory = format_bytes(kind.device.memory_bytes)
         table.add_row(name, kind.title, f"{peak:.0f}", memory, f"{bandwidth:.0f}", node)
-    return table
+    return [table]
 
 
 def kinds_data() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from penstock.cli import output
+from penstock.cli.lines import working
 from penstock.cli.output import Format, printable
 from penstock.client import Artifact, Checkpoint, Client, Line, Place
 from penstock.core.errors import RunError, UserError
@@ -59,20 +60,15 @@ def show_logs(
 def _print(lines: Iterable[Line]) -> None:
     for line in sorted(lines, key=lambda line: (line.at, line.rank, line.number)):
         name = "run" if line.rank == NO_RANK else str(line.rank)
-        output.show_line(f"{name:>3} | {printable(line.message)}", STYLES.get(line.level))
+        output.show(f"{name:>3} | {printable(line.message)}", style=STYLES.get(line.level))
 
 
 def show_artifacts(artifacts: Sequence[Artifact], form: Format) -> None:
     """Print a line for each file, or all files as data."""
-    if form is not Format.TEXT:
-        output.write_data([artifact.to_manifest() for artifact in artifacts], form)
-        return
-    from rich.table import Table
-
-    table = Table("file", "size", "age", box=None, pad_edge=False)
+    table = output.table("file", "size", "age", pad_edge=False)
     for artifact in artifacts:
         table.add_row(artifact.name, format_bytes(artifact.bytes), format_age(output.age_seconds(artifact.modified_at)))
-    output.show(table)
+    output.present(form, lambda: [table], lambda: [artifact.to_manifest() for artifact in artifacts])
 
 
 def download(client: Client, place: Place, patterns: Sequence[str], folder: Path) -> list[Path]:
@@ -132,7 +128,7 @@ def export_newest(client: Client, place: Place, pause: Callable[[float], None] =
         remedy = f"wait for its first checkpoint: penstock watch {place}"
         raise UserError(what=f"{place} has no checkpoint yet", remedy=remedy)
     exported = client.export(place, newest)
-    with output.working(f"exporting step {newest.step}"):
+    with working(f"exporting step {newest.step}"):
         while exported.export is None or exported.export.state not in ("done", "failed"):
             pause(POLL_SECONDS)
             exported = _refresh_checkpoint(client, place, newest)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from penstock.cli import output
@@ -16,11 +17,9 @@ class Line(Protocol):
 
     def update(self, text: str, done: float | None) -> None:
         """Show the newest text and, if it is known, the finished share."""
-        ...
 
     def close(self) -> None:
         """End the display."""
-        ...
 
 
 class PlainLine:
@@ -63,3 +62,11 @@ class LiveLine:
 def line() -> Line:
     """Return the display for stderr."""
     return LiveLine() if output.terminal().is_terminal else PlainLine(time.monotonic)
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Show ``text`` until the block ends; the block may report its progress."""
+    with contextlib.closing(line()) as shown:
+        shown.update(text, None)
+        yield lambda progress: shown.update(f"{text}: {progress}", None)

@@ -14,18 +14,7 @@ import typer
 
 from penstock import core
 from penstock.cli import output
-from penstock.cli.commands import (
-    administration,
-    clusters,
-    fetching,
-    old_names,
-    planning,
-    remote,
-    results,
-    running,
-    serving,
-    setup,
-)
+from penstock.cli.commands import old_names, planning, remote, results, running, serving, setup
 from penstock.core.errors import PenstockError, UserError
 from penstock.core.host.members import absent_member
 from penstock.core.host.stopping import StopRequestedError
@@ -40,8 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (setup, planning, clusters, running, results, remote, fetching, serving, administration, old_names):
-    module.register(app)  # in the order of the groups in the help
+for module in (setup, planning, running, results, remote, serving, old_names):
+    app.add_typer(module.app)  # in the order of the groups in the help
 
 
 def _show_version(requested: bool) -> None:

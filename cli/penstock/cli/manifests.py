@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.core.cluster import ClusterSpec
 from penstock.core.cost_table import parse_cost_table
+from penstock.core.errors import UserError
 from penstock.core.job import STDLIB_CORPUS, PipelineJob
 from penstock.core.run.documents import named, read_text
 from penstock.core.schedule import ScheduleSpec, import_spec
@@ -41,6 +42,15 @@ def read_resolved(path: Path, warn: Warn, resolve: Resolve) -> PipelineJob:
     if isinstance(manifest, Mapping) and isinstance(manifest.get("spec"), Mapping):
         manifest = {**manifest, "spec": resolve(manifest["spec"], path.absolute().parent)}
     return _with_schedule(PipelineJob.from_manifest(manifest), warn)
+
+
+def require_cluster(costs: Path | None, cluster: Path | None) -> None:
+    """Raise `UserError` if a cost table is named without a described cluster."""
+    if costs is not None and cluster is None:
+        raise UserError(
+            what="--costs needs --cluster: a table of costs has the times of units alone",
+            remedy="describe links and memory in a file (penstock cluster init), and name it with --cluster",
+        )
 
 
 def read_cluster(path: Path, costs: Path | None = None) -> ClusterSpec:

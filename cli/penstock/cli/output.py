@@ -5,14 +5,12 @@ rich is loaded with the first printed line, so that completion stays quick.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import json
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +18,11 @@ from penstock.core.errors import UserError, mistakes_in
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Column, Table
+    from rich.text import Text
 
-
-REPORT_SECONDS = 10.0
-"""Interval of progress reports without a terminal."""
+Lines = list["RenderableType"]
+"""A result for people: lines, tables and pictures."""
 
 PIPED_COLUMNS = 120
 """Width of tables and pictures without a terminal."""
@@ -50,20 +49,13 @@ def say(line: RenderableType = "", style: str | None = None) -> None:
     terminal().print(line, style=style, markup=False, soft_wrap=True)
 
 
-def show(*renderables: RenderableType) -> None:
-    """Print a result on stdout."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+def show(*renderables: RenderableType, style: str | None = None) -> None:
+    """Print a result on stdout, colored on a terminal; square brackets are literal."""
+    console = stdout()
     if not console.is_terminal:
         console.width = PIPED_COLUMNS
     for renderable in renderables:
-        console.print(renderable, markup=False, soft_wrap=isinstance(renderable, str))
-
-
-def show_line(line: str, style: str | None = None) -> None:
-    """Print one line of a result, colored on a terminal; square brackets are literal."""
-    stdout().print(line, style=style, markup=False, soft_wrap=True)
+        console.print(renderable, style=style, markup=False, soft_wrap=isinstance(renderable, str))
 
 
 @functools.cache
@@ -72,6 +64,28 @@ def stdout() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)
+
+
+def present(form: Format, lines: Callable[[], Sequence[RenderableType]], data: Callable[[], Any]) -> None:
+    """Print a result on stdout: the ``lines`` for people, or the ``data`` for programs."""
+    if form is Format.TEXT:
+        show(*lines())
+    else:
+        write_data(data(), form)
+
+
+def table(*columns: str | Column, **options: Any) -> Table:
+    """Return a table without borders."""
+    from rich.table import Table
+
+    return Table(*columns, box=None, **options)
+
+
+def text(*parts: str | tuple[str, str]) -> Text:
+    """Return a text of parts, each plain or with its style."""
+    from rich.text import Text
+
+    return Text.assemble(*parts)
 
 
 def age_seconds(instant: str) -> float:
@@ -100,27 +114,6 @@ def warn(line: str) -> None:
     say(line, style="yellow")
 
 
-@contextlib.contextmanager
-def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Show ``text`` until the block ends; the block may report its progress.
-
-    A terminal shows the newest report in place. Elsewhere a report becomes a line, at most every `REPORT_SECONDS`.
-    """
-    if terminal().is_terminal:
-        with terminal().status(text) as status:
-            yield lambda progress: status.update(f"{text}: {progress}")
-        return
-    due_at = time.monotonic() + REPORT_SECONDS
-
-    def report(progress: str) -> None:
-        nonlocal due_at
-        if time.monotonic() >= due_at:
-            due_at = time.monotonic() + REPORT_SECONDS
-            say(f"{text}: {progress}")
-
-    yield report
-
-
 def terminal_width() -> int:
     """Return the number of columns for pictures on stdout."""
     return shutil.get_terminal_size((PIPED_COLUMNS, 24)).columns
@@ -135,19 +128,15 @@ def printable(text: str) -> str:
 
 def say_error(error: UserError) -> None:
     """Print the user's mistakes: for each the place, the problem and the remedy."""
-    from rich.text import Text
-
     for mistake in mistakes_in(error):
         place = f"{mistake.where}: " if mistake.where else ""
-        say(Text.assemble(("error ", "bold red"), (place, "bold"), mistake.what))
+        say(text(("error ", "bold red"), (place, "bold"), mistake.what))
         if mistake.remedy:
-            say(Text.assemble(("remedy ", "bold green"), mistake.remedy))
+            say(text(("remedy ", "bold green"), mistake.remedy))
 
 
 def say_failure(message: str, hint: str = "") -> None:
     """Print the failure of a run that is no mistake of the user."""
-    from rich.text import Text
-
-    say(Text.assemble(("failed ", "bold red"), message))
+    say(text(("failed ", "bold red"), message))
     if hint:
-        say(Text.assemble(("next ", "bold green"), hint))
+        say(text(("next ", "bold green"), hint))

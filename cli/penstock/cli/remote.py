@@ -6,14 +6,14 @@ import os
 import re
 import webbrowser
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import output
 from penstock.cli.lines import line
-from penstock.cli.output import Format
+from penstock.cli.output import Format, Lines
 from penstock.client import Client, Job, LoginLink, Past, Place, Progress, ServiceError, Status, target
 from penstock.client.config import configuration_file, configured_server
 from penstock.core.errors import REMEDY, UserError
@@ -62,22 +62,23 @@ def checked(job: PipelineJob, server: str | None) -> Job | None:
 
 def show_jobs(jobs: Sequence[Job], form: Format) -> None:
     """Print a line for each job, or all jobs as data."""
-    if form is not Format.TEXT:
-        output.write_data([as_data(job) for job in jobs], form)
-    elif jobs:
-        output.show(job_table(jobs))
-    else:
+    if form is Format.TEXT and not jobs:
         output.say("no jobs; next: penstock submit JOB")
+    else:
+        output.present(form, lambda: [job_table(jobs)], lambda: [as_data(job) for job in jobs])
 
 
 def show_job(job: Job, form: Format, last_words: Sequence[str] = ()) -> None:
     """Print one job, as text or as data; ``last_words`` are the last lines of the rank at fault."""
-    if form is not Format.TEXT:
-        output.write_data(as_data(job), form)
-        return
-    output.show(job_table([job]))
-    if job.status.message:
-        output.show(*failure_lines(job, last_words) if job.status.reason in LOSSES else [job.status.message])
+    output.present(form, lambda: job_lines(job, last_words), lambda: as_data(job))
+
+
+def job_lines(job: Job, last_words: Sequence[str]) -> Lines:
+    """Return the job as a table, and below it why it is in its phase."""
+    if not job.status.message:
+        return [job_table([job])]
+    cause = failure_lines(job, last_words) if job.status.reason in LOSSES else [job.status.message]
+    return [job_table([job]), *cause]
 
 
 def failure_lines(job: Job, last_words: Sequence[str]) -> list[str]:
@@ -115,8 +116,7 @@ def as_data(job: Job) -> dict[str, Any]:
 
 def job_table(jobs: Sequence[Job]) -> Table:
     """Return a table of jobs, with namespaces if one is not the default. Names fold in a narrow terminal."""
-    from rich.table import Column, Table
-    from rich.text import Text
+    from rich.table import Column
 
     latest = [job.status.progress for job in jobs]
     speeds = speed_columns([None if progress is None else progress.speed for progress in latest], missing="–")
@@ -124,13 +124,13 @@ def job_table(jobs: Sequence[Job]) -> Table:
     has_namespaces = any(job.namespace != "default" for job in jobs)
     names = [Column(header, overflow="fold") for header in (["namespace", "name"] if has_namespaces else ["name"])]
     numbers = ("phase", "step", "loss", "per\nstep", *fast, "attempt", "age")
-    table = Table(*names, *(Column(header, no_wrap=True) for header in numbers), box=None, pad_edge=False)
+    table = output.table(*names, *(Column(header, no_wrap=True) for header in numbers), pad_edge=False)
     for job, speed in zip(jobs, speeds.rows, strict=True):
         phase = job.status.phase
         table.add_row(
             *([job.namespace] if has_namespaces else []),
             job.name,
-            Text(phase.value, style=COLORS.get(phase, "")),
+            output.text((phase.value, COLORS.get(phase, ""))),
             *_progress(job.status),
             *speed,
             str(job.status.attempt),
@@ -171,8 +171,8 @@ def watch_job(client: Client, place: Place) -> int:
 def follow_job(client: Client, place: Place) -> Job:
     """Report every change until the job has ended or is suspended; return the job as it is then."""
     phase: Phase | None = None
-    text, shown = "", line()
-    try:
+    text = ""
+    with closing(line()) as shown:
         for job in client.follow(place):
             progress = job.status.progress
             if job.status.phase is not phase:
@@ -187,8 +187,6 @@ def follow_job(client: Client, place: Place) -> Job:
             elif progress is not None:
                 text = _under_way(progress)
                 shown.update(text, progress.step / progress.num_steps)
-    finally:
-        shown.close()
     return job
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.cli.output import printable
+from penstock.cli import output
+from penstock.cli.output import Lines, printable
 from penstock.core.comparison import prediction_error
 from penstock.core.curves import curves_of
 from penstock.core.manifest import Manifest
@@ -14,9 +15,6 @@ from penstock.core.plan import Plan
 from penstock.core.run.folder import RunDir
 from penstock.core.speed import Speed, format_rate
 from penstock.core.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SAMPLE_LINES = 8
 
@@ -100,14 +98,11 @@ def _number(result: dict[str, Any], name: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def rendered(summary: Summary) -> list[RenderableType]:
+def rendered(summary: Summary) -> Lines:
     """Return the summary for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    parts: list[RenderableType] = ["", Text("Plan", style="bold")]
+    parts: Lines = ["", output.text(("Plan", "bold"))]
     parts += [f"  {line}" for line in summary.reasons or (summary.plan,)]
-    table = Table("", "predicted", "measured", "error", box=None, padding=(0, 2), header_style="bold")
+    table = output.table("", "predicted", "measured", "error", padding=(0, 2), header_style="bold")
     for name, predicted, measured, form in (
         ("step time", summary.predicted_step_seconds, summary.measured_step_seconds, format_seconds),
         ("peak memory", summary.predicted_peak_bytes, summary.measured_peak_bytes, format_bytes),
@@ -116,12 +111,12 @@ def rendered(summary: Summary) -> list[RenderableType]:
     for row in _speeds(summary):
         table.add_row(*row)
     parts += ["", table, *(f"warning: {warning}" for warning in summary.warnings)]
-    parts += ["", Text("Result", style="bold"), *(f"  {line}" for line in _results(summary))]
+    parts += ["", output.text(("Result", "bold")), *(f"  {line}" for line in _results(summary))]
     if summary.sample:
         lines = printable(summary.sample).splitlines()[:SAMPLE_LINES]
-        parts += ["", Text("Sample", style="bold"), *(Text(f"  {line}", style="italic") for line in lines)]
+        parts += ["", output.text(("Sample", "bold")), *(output.text((f"  {line}", "italic")) for line in lines)]
     if summary.report:
-        parts += ["", Text.assemble(("Report ", "bold"), summary.report)]
+        parts += ["", output.text(("Report ", "bold"), summary.report)]
     return parts
 
 

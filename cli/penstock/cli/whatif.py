@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from penstock.cli.lines import Line, line
-from penstock.cli.manifests import read_cluster, read_for_service
+from penstock.cli.manifests import read_cluster, read_for_service, require_cluster
 from penstock.cli.output import warn
 from penstock.cli.remote import connected
 from penstock.cli.summary import search_text
@@ -38,9 +38,7 @@ def plan_at(
         if value is not None:
             remedy = f"leave out {name} to plan on the service, or --server to plan here"
             raise UserError(what=f"{name} uses this machine, but the service makes the plan", where=name, remedy=remedy)
-    if costs is not None and cluster is None:
-        remedy = "describe links and memory in a file, and name it with --cluster"
-        raise UserError(what="--costs needs --cluster: a table of costs has the times of units alone", remedy=remedy)
+    require_cluster(costs, cluster)
     pipeline_job = read_for_service(job, warn)
     hardware = None if cluster is None else read_cluster(cluster, costs)
     with connected(server) as client, closing(line()) as shown:

@@ -9,13 +9,8 @@ from __future__ import annotations
 import typer
 
 OF_AGENT = ("pod", "report-pod", "supervise", "ship")
+app = typer.Typer()
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the hidden commands."""
-    for name in OF_AGENT:
-        app.command(name, hidden=True, context_settings=ANY_ARGUMENTS)(_start_agent)
 
 
 def _start_agent(context: typer.Context) -> None:
@@ -24,3 +19,7 @@ def _start_agent(context: typer.Context) -> None:
 
     assert context.info_name is not None
     raise typer.Exit(main([context.info_name, *context.args]))
+
+
+for name in OF_AGENT:
+    app.command(name, hidden=True, context_settings=ANY_ARGUMENTS)(_start_agent)

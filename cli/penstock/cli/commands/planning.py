@@ -1,4 +1,4 @@
-"""Commands before training: `profile` measures, `plan` decides, `simulate` and `schedule show` show."""
+"""Commands before training: measure this machine or describe hardware, plan, and show plans and schedules."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands.listed import Group, add, add_family
-from penstock.cli.commands.options import Cluster, Costs, Job, MeasuredProfile, Output, RunDirectory
+from penstock.cli.commands.declarations import (
+    Cluster,
+    Costs,
+    Group,
+    Job,
+    MeasuredProfile,
+    Output,
+    RunDirectory,
+    add_family,
+    command,
+)
 from penstock.cli.output import Format
 
 if TYPE_CHECKING:
     from penstock.core.plan import Cost, Plan, RunTime
 
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    add(app, Group.PLAN, profile, "penstock profile job.yaml")
-    add(app, Group.PLAN, plan, "penstock plan job.yaml --cluster cluster.yaml --what-if")
-    add(app, Group.PLAN, simulate, "penstock simulate runs/my-job/1")
-    schedules = add_family(
-        app, Group.PLAN, "schedule", "Show schedules: orders of work as data.", "penstock schedule show zb --ranks 4"
-    )
-    add(schedules, Group.PLAN, show_schedule, "penstock schedule show 1f1b --ranks 4 --microbatches 8", "show")
+app = typer.Typer()
+schedules = add_family(
+    app, Group.PLAN, "schedule", "Show schedules: orders of work as data.", "penstock schedule show zb --ranks 4"
+)
+clusters = add_family(
+    app, Group.PLAN, "cluster", "Describe hardware to plan for.", "penstock cluster init cluster.yaml --nodes 4"
+)
 
 
+@command(app, Group.PLAN, "penstock profile job.yaml")
 def profile(job: Job, run_dir: RunDirectory = None, form: Output = Format.TEXT) -> None:
     """Measure this machine for a job: layers, links, reductions and memory.
 
@@ -37,12 +44,10 @@ def profile(job: Job, run_dir: RunDirectory = None, form: Output = Format.TEXT) 
     from penstock.cli.local.measuring import measure, profile_lines
 
     measured = measure(read_job(job, output.warn), run_dir)
-    if form is Format.TEXT:
-        output.show(*profile_lines(measured))
-    else:
-        output.write_data(measured.to_manifest(), form)
+    output.present(form, lambda: profile_lines(measured), measured.to_manifest)
 
 
+@command(app, Group.PLAN, "penstock plan job.yaml --cluster cluster.yaml --what-if")
 def plan(
     job: Job,
     cluster: Cluster = None,
@@ -86,10 +91,7 @@ def plan(
         made, run_time, cost = _plan_here(
             job, cluster, costs, profile, run_dir, what_if=what_if, frontier=frontier, trial=trial
         )
-    if form is Format.TEXT:
-        output.show(*plan_lines(made, cost, run_time))
-    else:
-        output.write_data(plan_data(made, cost, run_time), form)
+    output.present(form, lambda: plan_lines(made, cost, run_time), lambda: plan_data(made, cost, run_time))
 
 
 def _plan_here(
@@ -121,6 +123,7 @@ def _plan_here(
     return made, run_time_of(made, spec, described), cost_of(made, spec, described)
 
 
+@command(app, Group.PLAN, "penstock simulate runs/my-job/1")
 def simulate(
     target: Annotated[Path, typer.Argument(help="A job, a run directory or a plan.json.")],
     cluster: Cluster = None,
@@ -131,12 +134,9 @@ def simulate(
     from penstock.cli.local.planning_commands import simulate_plan, target_of
     from penstock.cli.simulation import timeline_lines
 
-    planned = target_of(target, cluster=cluster, profile=profile)
-    timeline = simulate_plan(planned.plan, planned.hardware)
-    if form is Format.TEXT:
-        output.show(*timeline_lines(planned.plan, timeline))
-    else:
-        output.write_data(timeline.to_manifest(), form)
+    plan, hardware = target_of(target, cluster=cluster, profile=profile)
+    timeline = simulate_plan(plan, hardware)
+    output.present(form, lambda: timeline_lines(plan, timeline), timeline.to_manifest)
 
 
 class ScheduleFormat(enum.StrEnum):
@@ -148,6 +148,7 @@ class ScheduleFormat(enum.StrEnum):
     YAML = "yaml"
 
 
+@command(schedules, Group.PLAN, "penstock schedule show 1f1b --ranks 4 --microbatches 8", "show")
 def show_schedule(
     name: Annotated[str, typer.Argument(help="1f1b, zb, zbv, another built-in or installed one, or a CSV file.")],
     ranks: Annotated[int, typer.Option(help="Pipeline ranks.")] = 4,
@@ -165,3 +166,26 @@ def show_schedule(
         output.write(schedule.to_csv())
     else:
         output.write_data([[str(action) for action in rank] for rank in schedule.ranks], Format(form.value))
+
+
+@command(clusters, Group.PLAN, "penstock cluster init cluster.yaml --device h100 --nodes 4", "init")
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("cluster.yaml"),
+    device: Annotated[str, typer.Option(help="Kind of device; `penstock cluster list` shows all.")] = "h100",
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes, of the kind's usual size.")] = 1,
+    name: Annotated[str, typer.Option(help="Name of the cluster, for reports.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a commented description of a cluster, for `penstock plan JOB --cluster PATH`."""
+    from penstock.cli.cluster_template import write_description
+
+    write_description(path, device, nodes, name, overwrite=force)
+    output.say(f"wrote {path}; next: penstock plan JOB --cluster {path}")
+
+
+@command(clusters, Group.PLAN, "penstock cluster list", "list")
+def list_kinds(form: Output = Format.TEXT) -> None:
+    """List the kinds of device that `penstock cluster init` can describe."""
+    from penstock.cli.cluster_template import kinds_data, kinds_lines
+
+    output.present(form, kinds_lines, kinds_data)

@@ -1,37 +1,25 @@
-"""Working with a service's jobs: `submit`, `status`, `watch`, `suspend`, `delete` and `ui`."""
+"""Work with the jobs of a service: submit and watch them, read their logs, download their files, end them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands.listed import Group, add
-from penstock.cli.commands.options import Job as Manifest
-from penstock.cli.commands.options import Output
+from penstock.cli.commands.declarations import Group, Job, Name, Namespace, Output, Server, command
 from penstock.cli.output import Format
 
 if TYPE_CHECKING:
     from penstock.client import Place
 
-Server = Annotated[str | None, typer.Option("--server", help="URL of the service; by default the configured one.")]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")]
-Name = Annotated[str, typer.Argument(help="Name of the job.")]
+app = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    add(app, Group.JOBS, submit, "penstock submit job.yaml --watch")
-    add(app, Group.JOBS, status, "penstock status my-job")
-    add(app, Group.JOBS, watch, "penstock watch my-job")
-    add(app, Group.JOBS, suspend, "penstock suspend my-job")
-    add(app, Group.JOBS, delete, "penstock delete my-job --namespace research")
-    add(app, Group.JOBS, ui, "penstock ui --print")
-
-
+@command(app, Group.JOBS, "penstock submit job.yaml --watch")
 def submit(
-    job: Manifest,
+    job: Job,
     server: Server = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the job, also by the service if there is one.")
@@ -58,6 +46,7 @@ def submit(
         show_jobs([made], form)
 
 
+@command(app, Group.JOBS, "penstock status my-job")
 def status(
     name: Annotated[str | None, typer.Argument(help="Name of the job; without it, all jobs are listed.")] = None,
     server: Server = None,
@@ -75,6 +64,7 @@ def status(
             show_job(current, form, last_words_of(client, current))
 
 
+@command(app, Group.JOBS, "penstock watch my-job")
 def watch(name: Name, server: Server = None, namespace: Namespace = "default") -> None:
     """Show phases and steps of a job until it has ended or is suspended."""
     from penstock.cli.remote import connected, watch_job
@@ -83,6 +73,7 @@ def watch(name: Name, server: Server = None, namespace: Namespace = "default") -
         raise typer.Exit(watch_job(client, place(name, namespace)))
 
 
+@command(app, Group.JOBS, "penstock suspend my-job")
 def suspend(name: Name, server: Server = None, namespace: Namespace = "default", form: Output = Format.TEXT) -> None:
     """Suspend a job: save a checkpoint after the current step, and release its devices."""
     from penstock.cli.remote import connected, show_jobs
@@ -91,6 +82,7 @@ def suspend(name: Name, server: Server = None, namespace: Namespace = "default",
         show_jobs([client.suspend(place(name, namespace))], form)
 
 
+@command(app, Group.JOBS, "penstock delete my-job --namespace research")
 def delete(name: Name, server: Server = None, namespace: Namespace = "default", form: Output = Format.TEXT) -> None:
     """Delete a job: it ends, and its name is free; its records stay readable by its uid."""
     from penstock.cli.remote import connected, show_jobs
@@ -105,6 +97,7 @@ def delete(name: Name, server: Server = None, namespace: Namespace = "default", 
         )
 
 
+@command(app, Group.JOBS, "penstock ui --print")
 def ui(
     server: Server = None,
     only_print: Annotated[bool, typer.Option("--print", help="Only print the link.")] = False,
@@ -118,6 +111,81 @@ def ui(
         output.write(link.url)
     else:
         open_browser(link)
+
+
+@command(app, Group.JOBS, "penstock logs my-job --follow --rank 0")
+def logs(
+    name: Name,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")] = False,
+    rank: Annotated[int | None, typer.Option(min=-1, help="Only this rank; -1: the supervisor.")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, max=2000, help="Only the last N lines.")] = None,
+    server: Server = None,
+    namespace: Namespace = "default",
+) -> None:
+    """Print the output of a job's ranks."""
+    from penstock.cli.fetching import show_logs
+    from penstock.cli.remote import connected
+
+    with connected(server) as client:
+        show_logs(client, place(name, namespace), rank=rank, tail=tail, follow=follow)
+
+
+@command(app, Group.JOBS, "penstock top --namespace research")
+def top(
+    server: Server = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only jobs of this namespace.")] = None,
+) -> None:
+    """Show all jobs and their changes until Ctrl-C."""
+    from penstock.cli.remote import connected
+    from penstock.cli.top import show_board
+
+    with connected(server) as client:
+        show_board(client, namespace)
+
+
+@command(app, Group.JOBS, "penstock download my-job report.html --to results")
+def download(
+    name: Name,
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Files or patterns; without any, all files are listed.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Folder to write; by default the job's name.")] = None,
+    export: Annotated[bool, typer.Option("--export", help="Export the newest checkpoint for other programs.")] = False,
+    server: Server = None,
+    namespace: Namespace = "default",
+    form: Output = Format.TEXT,
+) -> None:
+    """Download files of a job, or list them."""
+    from penstock.cli.fetching import download as fetch
+    from penstock.cli.fetching import export_newest, show_artifacts
+    from penstock.cli.remote import connected
+
+    with connected(server) as client:
+        job, patterns = place(name, namespace), list(files or ())
+        if export:
+            patterns.append(export_newest(client, job))
+        if not patterns:
+            show_artifacts(client.artifacts(job), form)
+            return
+        for path in fetch(client, job, patterns, to or Path(name)):
+            output.write(str(path))
+
+
+@command(app, Group.JOBS, "penstock retry my-job --as my-job-again")
+def retry(
+    name: Name,
+    called: Annotated[
+        str | None, typer.Option("--as", help="Name of the new job; by default the old one with a number.")
+    ] = None,
+    server: Server = None,
+    namespace: Namespace = "default",
+    form: Output = Format.TEXT,
+) -> None:
+    """Create a new job from one that has ended; it continues from the newest checkpoint."""
+    from penstock.cli.remote import connected, show_jobs
+
+    with connected(server) as client:
+        show_jobs([client.retry(place(name, namespace), called)], form)
 
 
 def place(name: str, namespace: str) -> Place:

@@ -8,18 +8,13 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands.listed import Group, add
-from penstock.cli.commands.options import ExistingRun, Output
+from penstock.cli.commands.declarations import ExistingRun, Group, Output, command
 from penstock.cli.output import Format
 
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    add(app, Group.RESULTS, report, "penstock report runs/my-job/1")
-    add(app, Group.RESULTS, generate, "penstock generate runs/my-job/1 --prompt 'def main' --tokens 100")
-    add(app, Group.RESULTS, export, "penstock export runs/my-job/1 --to model")
+app = typer.Typer()
 
 
+@command(app, Group.RESULTS, "penstock report runs/my-job/1")
 def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
     """Write report.html and, for Perfetto, trace.json of a run, and print its summary."""
     from penstock.agent.run_state import read_state
@@ -34,6 +29,7 @@ def report(run_dir: ExistingRun, form: Output = Format.TEXT) -> None:
     output.present(form, lambda: rendered(summary), summary.to_manifest)
 
 
+@command(app, Group.RESULTS, "penstock generate runs/my-job/1 --prompt 'def main' --tokens 100")
 def generate(
     run_dir: ExistingRun,
     prompt: Annotated[str, typer.Option(help="Beginning of the text.")],
@@ -53,6 +49,7 @@ def generate(
         output.write_data(written.to_manifest(), form)
 
 
+@command(app, Group.RESULTS, "penstock export runs/my-job/1 --to model")
 def export(
     run_dir: ExistingRun,
     to: Annotated[Path, typer.Option("--to", help="Folder to write.")],

@@ -8,22 +8,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands.listed import Group, add
-from penstock.cli.commands.options import Cluster, Job, MeasuredProfile, MetricsPort, Output, RunDirectory
+from penstock.cli.commands.declarations import (
+    Cluster,
+    Group,
+    Job,
+    MeasuredProfile,
+    MetricsPort,
+    Namespace,
+    Output,
+    RunDirectory,
+    Server,
+    command,
+)
 from penstock.cli.output import Format
 
 if TYPE_CHECKING:
     from penstock.cli.local.runs import Ended
 
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    add(app, Group.START, demo, "penstock demo job.yaml --folder runs/demo")
-    add(app, Group.PLAN, rehearse, "penstock rehearse runs/my-job/1")
-    add(app, Group.TRAIN, run, "penstock run job.yaml")
-    add(app, Group.TRAIN, resume, "penstock resume runs/my-job/1")
+app = typer.Typer()
 
 
+@command(app, Group.TRAIN, "penstock run job.yaml")
 def run(
     job: Job,
     run_dir: RunDirectory = None,
@@ -41,13 +46,12 @@ def run(
     _conclude(start(read_job(job, output.warn), run_dir, metrics_port, prompt=prompt), form)
 
 
+@command(app, Group.TRAIN, "penstock resume runs/my-job/1")
 def resume(
     target: Annotated[str, typer.Argument(help="Directory of a run, or name of a service's job.")],
     metrics_port: MetricsPort = None,
-    server: Annotated[
-        str | None, typer.Option("--server", help="URL of the service; by default the configured one.")
-    ] = None,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")] = "default",
+    server: Server = None,
+    namespace: Namespace = "default",
     form: Output = Format.TEXT,
 ) -> None:
     """Continue a run that failed or was stopped, from its last checkpoint.
@@ -92,6 +96,7 @@ def _conclude(ended: Ended, form: Format) -> None:
         raise typer.Exit(128 + (ended.signal or 0))
 
 
+@command(app, Group.START, "penstock demo job.yaml --folder runs/demo")
 def demo(
     job: Job,
     folder: Annotated[Path, typer.Option("--folder", help="Folder of the service's database and runs.")] = Path(
@@ -110,14 +115,13 @@ def demo(
     from penstock.core.lifecycle import Phase
 
     summary = demonstrate(read_for_service(job, output.warn), folder.absolute(), data or ())
-    if form is not Format.TEXT:
-        output.write_data(summary.to_manifest(), form)
-    elif summary.phase == Phase.SUCCEEDED:
-        output.show(*rendered(summary))
+    if form is not Format.TEXT or summary.phase == Phase.SUCCEEDED:
+        output.present(form, lambda: rendered(summary), summary.to_manifest)
     if summary.phase != Phase.SUCCEEDED:
         raise typer.Exit(1)
 
 
+@command(app, Group.PLAN, "penstock rehearse runs/my-job/1")
 def rehearse(
     target: Annotated[Path, typer.Argument(help="Job, run directory or plan.json.")],
     cluster: Cluster = None,
@@ -129,9 +133,6 @@ def rehearse(
     from penstock.cli.local.rehearsing import rehearsed
     from penstock.cli.simulation import timeline_lines
 
-    planned = target_of(target, cluster=cluster, profile=profile)
-    timeline = rehearsed(planned.plan, planned.hardware)
-    if form is Format.TEXT:
-        output.show(*timeline_lines(planned.plan, timeline))
-    else:
-        output.write_data(timeline.to_manifest(), form)
+    plan, hardware = target_of(target, cluster=cluster, profile=profile)
+    timeline = rehearsed(plan, hardware)
+    output.present(form, lambda: timeline_lines(plan, timeline), timeline.to_manifest)

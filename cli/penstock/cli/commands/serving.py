@@ -1,7 +1,8 @@
-"""`penstock serve`, and the options that the other commands of a service share."""
+"""Run a service: `serve`; and without a token, `token` and `database` administer its database."""
 
 from __future__ import annotations
 
+import enum
 import os
 import socket
 from pathlib import Path
@@ -11,7 +12,18 @@ from urllib.parse import parse_qs, urlsplit
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands.listed import Group, add
+from penstock.cli.commands.declarations import Group, Output, add_family, command
+from penstock.cli.output import Format
+
+app = typer.Typer()
+tokens = add_family(app, Group.SERVICE, "token", "Create, list and revoke tokens of a service.", "penstock token list")
+database = add_family(
+    app,
+    Group.SERVICE,
+    "database",
+    "Upgrade, back up and restore the database of a service.",
+    "penstock database backup copy.gz",
+)
 
 Folder = Annotated[Path | None, typer.Option("--folder", help="Folder of the service's database and runs.")]
 DATABASE, DATABASE_FILE = "PENSTOCK_DATABASE", "PENSTOCK_DATABASE_FILE"
@@ -61,17 +73,13 @@ Database = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    add(app, Group.SERVICE, serve, "penstock serve --port 8470 --data corpus=/data/corpus")
-
-
 def default_folder() -> Path:
     """Return the default folder for this user's data."""
     home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return home / "penstock"
 
 
+@command(app, Group.SERVICE, "penstock serve --port 8470 --data corpus=/data/corpus")
 def serve(
     folder: Folder = None,
     database: Database = "",
@@ -138,3 +146,94 @@ def _root(text: str) -> tuple[str, Path]:
         remedy = "write NAME=FOLDER with an existing folder, such as corpus=/data/corpus"
         raise UserError(what=f"{text!r} does not name a folder", where="--data", remedy=remedy)
     return name, Path(folder).absolute()
+
+
+class RoleName(enum.StrEnum):
+    """The permissions of a token."""
+
+    VIEWER = "viewer"
+    EDITOR = "editor"
+    ADMIN = "admin"
+    INGEST = "ingest"
+
+
+@command(tokens, Group.SERVICE, "penstock token create alice --role editor --days 90", "create")
+def create_token(
+    name: Annotated[str, typer.Argument(help="Name of the bearer.")],
+    role: Annotated[RoleName, typer.Option(help="Permissions of the token.")] = RoleName.VIEWER,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            help="Only this namespace, all by default. On a cluster, an editor's token without it only reads."
+        ),
+    ] = None,
+    days: Annotated[float | None, typer.Option(min=0.001, help="Days until it expires; never by default.")] = None,
+    folder: Folder = None,
+    database: Database = "",
+) -> None:
+    """Create a token, and print its secret, which cannot be shown again."""
+    from penstock.api.start.administration import new_token, opened
+
+    with opened(folder or default_folder(), database) as service:
+        output.write(new_token(service, name, role.value, namespace, None if days is None else days * 86_400))
+
+
+@command(tokens, Group.SERVICE, "penstock token list --output json", "list")
+def list_tokens(folder: Folder = None, database: Database = "", form: Output = Format.TEXT) -> None:
+    """List all tokens, without their secrets."""
+    from penstock.api.start import administration
+
+    with administration.opened(folder or default_folder(), database) as service:
+        tokens = administration.list_tokens(service)
+    table = output.table("id", "name", "role", "namespace", "state", "expires", pad_edge=False)
+    for token in tokens:
+        table.add_row(*(token[name] or "–" for name in ("id", "name", "role", "namespace", "state", "expiresAt")))
+    output.present(form, lambda: [table], lambda: tokens)
+
+
+@command(tokens, Group.SERVICE, "penstock token revoke 3f2a9c1e", "revoke")
+def revoke_token(
+    token: Annotated[str, typer.Argument(help="The token's id, as `penstock token list` shows it.")],
+    folder: Folder = None,
+    database: Database = "",
+) -> None:
+    """Revoke a token."""
+    from penstock.api.start.administration import close_token, opened
+
+    with opened(folder or default_folder(), database) as service:
+        close_token(service, token)
+        output.say(f"token {token} is revoked")
+
+
+@command(database, Group.SERVICE, "penstock database upgrade", "upgrade")
+def upgrade_database(folder: Folder = None, database: Database = "") -> None:
+    """Upgrade the schema to this version of penstock. Run penstock database backup before."""
+    from penstock.api.start.administration import upgrade
+
+    before, after = upgrade(folder or default_folder(), database)
+    output.say(f"schema {before or 'none'} to {after}" if before != after else f"schema {after}: nothing to do")
+
+
+@command(database, Group.SERVICE, "penstock database backup copy.gz", "backup")
+def back_up_database(
+    file: Annotated[Path, typer.Argument(help="File of the backup; keep it as secret as the database.")],
+    folder: Folder = None,
+    database: Database = "",
+) -> None:
+    """Back up the whole database, also while a service runs. Files of runs are not included."""
+    from penstock.api.start.administration import back_up
+
+    count = back_up(folder or default_folder(), database, file)
+    output.say(f"wrote {count:,} rows to {file}")
+
+
+@command(database, Group.SERVICE, "penstock database restore copy.gz --folder new", "restore")
+def restore_database(
+    file: Annotated[Path, typer.Argument(help="A file from `penstock database backup`.", exists=True, dir_okay=False)],
+    folder: Folder = None,
+    database: Database = "",
+) -> None:
+    """Fill a new or empty database, SQLite or PostgreSQL, from a backup. No service may run on it."""
+    from penstock.api.start.administration import restore
+
+    output.say(f"{restore(folder or default_folder(), database, file):,} rows restored")

@@ -8,18 +8,14 @@ from typing import Annotated
 import typer
 
 from penstock.cli import output
-from penstock.cli.commands.listed import Group, add
-from penstock.cli.commands.options import Output
+from penstock.cli.commands.declarations import Group, Output, command
 from penstock.cli.output import Format
 from penstock.core.job import Device
 
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    add(app, Group.START, init, "penstock init job.yaml --name my-job")
-    add(app, Group.START, doctor, "penstock doctor --device cpu")
+app = typer.Typer()
 
 
+@command(app, Group.START, "penstock init job.yaml --name my-job")
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("job.yaml"),
     name: Annotated[str, typer.Option(help="Name of the job.")] = "my-job",
@@ -32,6 +28,7 @@ def init(
     output.say(f"wrote {path}; next: penstock run {path}")
 
 
+@command(app, Group.START, "penstock doctor --device cpu")
 def doctor(
     device: Annotated[
         Device | None, typer.Option(help="Test ranks only on this device; by default on all devices of this machine.")
@@ -42,9 +39,6 @@ def doctor(
     from penstock.cli.local.doctor import examine, rendered
 
     findings = examine(Path.cwd(), device)
-    if form is Format.TEXT:
-        output.show(*rendered(findings))
-    else:
-        output.write_data([finding.to_manifest() for finding in findings], form)
+    output.present(form, lambda: rendered(findings), lambda: [finding.to_manifest() for finding in findings])
     if not all(finding.fine for finding in findings):
         raise typer.Exit(2)

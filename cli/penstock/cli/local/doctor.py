@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.agent.probe import run_probe
 from penstock.agent.trial import MOST_RANKS, try_ranks
+from penstock.cli import output
+from penstock.cli.output import Lines
 from penstock.core.errors import RunError
 from penstock.core.host.members import installing
 from penstock.core.job import Device
@@ -25,9 +26,6 @@ from penstock.core.manifest import Manifest
 from penstock.core.model import Family, ModelSpec
 from penstock.core.probe import ProbeRequest
 from penstock.core.units import format_bytes
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 LEAST_FREE_BYTES = 2 * 10**9
 LEAST_OPEN_FILES = 1024
@@ -171,18 +169,15 @@ _TRIAL_REMEDIES = {
 }
 
 
-def rendered(findings: Sequence[Finding]) -> list[RenderableType]:
+def rendered(findings: Sequence[Finding]) -> Lines:
     """Return the findings for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, padding=(0, 1))
+    table = output.table(show_header=False, padding=(0, 1))
     for finding in findings:
-        mark = Text("ok", style="green") if finding.fine else Text("!!", style="bold red")
-        cell = Text(finding.found)
-        if not finding.fine:
-            cell.append(f"\nremedy: {finding.remedy}", style="green")
-        table.add_row(mark, Text(finding.name, style="bold"), cell)
+        mark = ("ok", "green") if finding.fine else ("!!", "bold red")
+        remedy = "" if finding.fine else f"\nremedy: {finding.remedy}"
+        table.add_row(
+            output.text(mark), output.text((finding.name, "bold")), output.text(finding.found, (remedy, "green"))
+        )
     wrong = sum(not finding.fine for finding in findings)
     closing = "ready to train" if not wrong else f"{wrong} of {len(findings)} need attention"
-    return [table, Text(closing, style="bold")]
+    return [table, output.text((closing, "bold"))]

@@ -6,25 +6,22 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.agent.local_launch import holding
 from penstock.agent.probe import identify
 from penstock.agent.profiles import Profiles
 from penstock.agent.progress_files import profile_progress
 from penstock.agent.workers import LocalWorkers, finish
+from penstock.cli import output
 from penstock.cli.lines import Line, line
 from penstock.cli.local.runs import require_unused
-from penstock.cli.output import say
+from penstock.cli.output import Lines, say
 from penstock.core.host.stopping import listening
 from penstock.core.job import PipelineJob
 from penstock.core.profile import Profile
 from penstock.core.run.folder import RunDir
 from penstock.core.units import format_bytes, format_count, format_seconds
 from penstock.planner.fit import FitReport, measured_cost
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 def measure(job: PipelineJob, root: Path | None) -> Profile:
@@ -69,17 +66,15 @@ def _reports(profile: Profile) -> list[FitReport]:
     return list({(fit.unit, fit.kind, fit.tp, fit.head_parts): fit for fit in reports}.values())
 
 
-def profile_lines(profile: Profile) -> list[RenderableType]:
+def profile_lines(profile: Profile) -> Lines:
     """Return the profile for a terminal: costs of a block, errors of the fit, links and memory."""
-    from rich.table import Table
-
     key, ranks = profile.key, format_count(profile.num_ranks, "rank")
-    lines: list[RenderableType] = [
+    lines: Lines = [
         f"{key.device}, {key.num_cores} cores, {format_bytes(key.memory_bytes)}; PyTorch {key.torch_version}",
         f"{ranks}, {format_count(key.threads_per_rank, 'thread')} each, {profile.precision.value}",
         "",
     ]
-    table = Table("unit", "pass", "longest", "points", "fit error", "held out", box=None, padding=(0, 2))
+    table = output.table("unit", "pass", "longest", "points", "fit error", "held out", padding=(0, 2))
     for report in _reports(profile):
         key_of = (report.unit, report.kind, report.tp, report.head_parts)
         records = [r for r in profile.units if (r.unit, r.kind, r.tp, r.head_parts) == key_of]

@@ -6,38 +6,36 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.agent.probe import identify
 from penstock.agent.profiles import Profiles, require_fit
+from penstock.cli import output
+from penstock.cli.lines import working
 from penstock.cli.local.job_files import read_job
 from penstock.cli.local.runs import check_local, require_unused
 from penstock.cli.local.trials import fastest
-from penstock.cli.manifests import read_cluster
-from penstock.cli.output import warn, working
+from penstock.cli.manifests import read_cluster, require_cluster
+from penstock.cli.output import Lines, warn
 from penstock.cli.summary import plan_line, search_text
 from penstock.core.cluster import ClusterSpec
 from penstock.core.comparison import prediction_error
 from penstock.core.errors import UserError
 from penstock.core.explanation import Explanation, Frontier, Trial, Variation
 from penstock.core.job import JobSpec, PipelineJob
-from penstock.core.plan import Cost, Plan, Prediction, RunTime
+from penstock.core.plan import Alternative, Cost, Plan, Prediction, RunTime
 from penstock.core.profile import Profile
 from penstock.core.run.documents import COST, RUN_TIME, read_plan, read_profile
 from penstock.core.run.folder import RunDir
 from penstock.core.serialization.files import write_json
-from penstock.core.speed import speed_columns
+from penstock.core.speed import Speed, speed_columns
 from penstock.core.timeline import Timeline
 from penstock.core.units import format_amount, format_bytes, format_seconds
 from penstock.planner.replay import spec_of
 from penstock.planner.worker.protocol import Progress
 from penstock.planner.worker.searching import answer_of, best_plans_for, plan_for, planning_request
 from penstock.view.frontier import COLUMNS, cells_of
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Hardware = Profile | ClusterSpec
 
@@ -51,11 +49,7 @@ def hardware_for(
         UserError: both are named, or costs without a cluster; the profile is of another machine or model; or this
             machine was not measured.
     """
-    if costs is not None and cluster is None:
-        raise UserError(
-            what="--costs needs --cluster: a table of costs has the times of units alone",
-            remedy="describe links and memory in a file (penstock cluster init), and name it with --cluster",
-        )
+    require_cluster(costs, cluster)
     if cluster is not None and profile is not None:
         remedy = "use --cluster for described hardware, or --profile for a measured machine"
         raise UserError(what="--cluster and --profile cannot be combined", remedy=remedy)
@@ -104,18 +98,13 @@ def try_plans(
             where="--trial",
             remedy="leave out --cluster: measure this machine with penstock profile JOB, and plan for that",
         )
-    if what_if:
-        raise UserError(
-            what="--trial and --what-if cannot be combined: changed hardware is not here",
-            where="--what-if",
-            remedy="try plans first, then plan once more with --what-if",
-        )
-    if frontier:
-        raise UserError(
-            what="--trial and --frontier cannot be combined: plans on other numbers of devices are not tried",
-            where="--frontier",
-            remedy="try plans first, then plan once more with --frontier",
-        )
+    for is_given, option, reason in (
+        (what_if, "--what-if", "changed hardware is not here"),
+        (frontier, "--frontier", "plans on other numbers of devices are not tried"),
+    ):
+        if is_given:
+            what = f"--trial and {option} cannot be combined: {reason}"
+            raise UserError(what=what, where=option, remedy=f"try plans first, then plan once more with {option}")
     check_local(job)
     if run_dir is not None:
         require_unused(RunDir(run_dir))
@@ -151,26 +140,15 @@ def store_plan(root: Path, job: PipelineJob, plan: Plan, hardware: Hardware) -> 
         write_json(run.profile, hardware.to_manifest())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """A plan and the hardware to simulate it on."""
-
-    plan: Plan
-    hardware: Hardware
-    job: PipelineJob | None
-
-
-def target_of(path: Path, *, cluster: Path | None, profile: Path | None) -> Target:
+def target_of(path: Path, *, cluster: Path | None, profile: Path | None) -> tuple[Plan, Hardware]:
     """The plan and hardware at ``path``: of a run directory, a plan, or a job, which is planned then."""
     if path.is_dir():
-        run = RunDir(path)
-        job = run.read_job()
-        return Target(plan=run.read_plan(), hardware=_hardware_of_plan(path, cluster, profile), job=job)
+        return RunDir(path).read_plan(), _hardware_of_plan(path, cluster, profile)
     if path.suffix == ".json":
-        return Target(plan=read_plan(path), hardware=_hardware_of_plan(path.parent, cluster, profile), job=None)
+        return read_plan(path), _hardware_of_plan(path.parent, cluster, profile)
     job = read_job(path, warn)
     hardware = hardware_for(job.spec, cluster=cluster, profile=profile, run_dir=None)
-    return Target(plan=make_plan(job.spec, hardware), hardware=hardware, job=job)
+    return make_plan(job.spec, hardware), hardware
 
 
 def _hardware_of_plan(folder: Path, cluster: Path | None, profile: Path | None) -> Hardware:
@@ -195,13 +173,10 @@ def plan_data(plan: Plan, cost: Cost | None, run_time: RunTime | None = None) ->
     return plan.to_manifest() | {name: value.to_manifest() for name, value in documents.items() if value is not None}
 
 
-def plan_lines(plan: Plan, cost: Cost | None = None, run_time: RunTime | None = None) -> list[RenderableType]:
+def plan_lines(plan: Plan, cost: Cost | None = None, run_time: RunTime | None = None) -> Lines:
     """Return the plan for a terminal: its decisions, reasons, duration, cost and alternatives."""
-    from rich.table import Table
-    from rich.text import Text
-
-    lines: list[RenderableType] = [
-        Text(plan_line(plan), style="bold"),
+    lines: Lines = [
+        output.text((plan_line(plan), "bold")),
         f"units per stage: {stages_text(plan)}",
         "",
         *plan.reasons,
@@ -214,16 +189,29 @@ def plan_lines(plan: Plan, cost: Cost | None = None, run_time: RunTime | None = 
         lines.append(_cost_line(cost))
     if plan.prediction is not None and plan.prediction.explanation is not None:
         lines += _explanation_lines(plan.prediction.explanation)
-    if plan.alternatives:
-        speeds = speed_columns([alternative.speed for alternative in plan.alternatives], missing="–")
-        headers = ("considered", "step", *speeds.headers, "memory", "why not")
-        table = Table(*headers, box=None, padding=(0, 2), title_justify="left")
-        for alternative, fast in zip(plan.alternatives, speeds.rows, strict=True):
-            step = "–" if alternative.step_seconds is None else format_seconds(alternative.step_seconds)
-            peak = "–" if alternative.peak_bytes is None else format_bytes(alternative.peak_bytes)
-            table.add_row(alternative.label, step, *fast, peak, alternative.reason)
-        lines += ["", table]
-    return lines
+    rows = [_alternative_row(alternative) for alternative in plan.alternatives]
+    return lines + _speed_table(("considered", "step"), ("memory", "why not"), rows)
+
+
+Row = tuple[list[str], Speed | None, list[str]]
+"""A row of a table: the cells before the columns for speeds, the speed, and the cells after them."""
+
+
+def _speed_table(before: Sequence[str], after: Sequence[str], rows: Sequence[Row]) -> Lines:
+    """An empty line and a table, with columns for the speeds that are known; nothing without a row."""
+    if not rows:
+        return []
+    speeds = speed_columns([speed for _, speed, _ in rows], missing="–")
+    table = output.table(*before, *speeds.headers, *after, padding=(0, 2))
+    for (first, _, last), speed in zip(rows, speeds.rows, strict=True):
+        table.add_row(*first, *speed, *last)
+    return ["", table]
+
+
+def _alternative_row(alternative: Alternative) -> Row:
+    step = "–" if alternative.step_seconds is None else format_seconds(alternative.step_seconds)
+    peak = "–" if alternative.peak_bytes is None else format_bytes(alternative.peak_bytes)
+    return [alternative.label, step], alternative.speed, [peak, alternative.reason]
 
 
 def stages_text(plan: Plan) -> str:
@@ -232,57 +220,40 @@ def stages_text(plan: Plan) -> str:
     return ", ".join(f"{count} x {units}" if count > 1 else str(units) for units, count in runs)
 
 
-def _explanation_lines(explanation: Explanation) -> list[RenderableType]:
+def _explanation_lines(explanation: Explanation) -> Lines:
     """Trials and what-if variations, as tables, without repeating the reasons."""
-    from rich.table import Table
-
-    lines: list[RenderableType] = []
-    if explanation.frontier is not None:
-        lines += ["", *_frontier_lines(explanation.frontier)]
-    if explanation.trials:
-        speeds = speed_columns([trial.measured_speed for trial in explanation.trials], missing="–")
-        headers = ("tried", "predicted", "measured", *speeds.headers, "spread", "error", "")
-        table = Table(*headers, box=None, padding=(0, 2))
-        for trial, fast in zip(explanation.trials, speeds.rows, strict=True):
-            table.add_row(*trial_row(trial, fast))
-        lines += ["", table]
-    if explanation.variations:
-        speeds = speed_columns([variation.speed for variation in explanation.variations], missing="–")
-        table = Table("what if", "step", *speeds.headers, "gain", "how", box=None, padding=(0, 2))
-        for variation, fast in zip(explanation.variations, speeds.rows, strict=True):
-            table.add_row(*_variation_row(variation, fast))
-        lines += ["", table]
-    return lines
+    frontier: Lines = ["", *_frontier_lines(explanation.frontier)] if explanation.frontier is not None else []
+    trials = [trial_row(trial) for trial in explanation.trials]
+    variations = [_variation_row(variation) for variation in explanation.variations]
+    return [
+        *frontier,
+        *_speed_table(("tried", "predicted", "measured"), ("spread", "error", ""), trials),
+        *_speed_table(("what if", "step"), ("gain", "how"), variations),
+    ]
 
 
-def _frontier_lines(frontier: Frontier) -> list[RenderableType]:
+def _frontier_lines(frontier: Frontier) -> Lines:
     """The frontier as a table, and its meaning."""
-    from rich.table import Table
-
-    table = Table("frontier", *COLUMNS, box=None, padding=(0, 2))
+    table = output.table("frontier", *COLUMNS, padding=(0, 2))
     for point in frontier.points:
         table.add_row(*cells_of(point))
     return [table, frontier.meaning]
 
 
-def trial_row(trial: Trial, speed: Sequence[str] = ()) -> list[str]:
-    """A trial for a terminal: plan, predicted and measured step, ``speed`` as cells, spread, error, and a mark."""
+def trial_row(trial: Trial) -> Row:
+    """A trial for a terminal: plan, predicted and measured step, speed, spread, error, and a mark."""
     predicted = format_seconds(trial.predicted_seconds)
     if trial.measured_seconds is None:
-        return [trial.plan, predicted, "–", *speed, "–", "–", trial.failure]
+        return [trial.plan, predicted, "–"], trial.measured_speed, ["–", "–", trial.failure]
     error = f"{100 * prediction_error(trial.predicted_seconds, trial.measured_seconds):+.1f} %"
     measured, mark = format_seconds(trial.measured_seconds), "kept" if trial.chosen else ""
-    return [trial.plan, predicted, measured, *speed, f"{trial.spread:.0%}", error, mark]
+    return [trial.plan, predicted, measured], trial.measured_speed, [f"{trial.spread:.0%}", error, mark]
 
 
-def _variation_row(variation: Variation, speed: Sequence[str]) -> list[str]:
-    return [
-        variation.change,
-        "–" if variation.step_seconds is None else format_seconds(variation.step_seconds),
-        *speed,
-        "–" if variation.gain is None else f"{100 * variation.gain:+.1f} %",
-        variation.refusal or variation.how,
-    ]
+def _variation_row(variation: Variation) -> Row:
+    step = "–" if variation.step_seconds is None else format_seconds(variation.step_seconds)
+    gain = "–" if variation.gain is None else f"{100 * variation.gain:+.1f} %"
+    return [variation.change, step], variation.speed, [gain, variation.refusal or variation.how]
 
 
 def _prediction_lines(plan: Plan, prediction: Prediction) -> list[str]:

@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from penstock.agent.workers import LocalWorkers, finish
-from penstock.cli.output import say, working
+from penstock.cli.lines import working
+from penstock.cli.output import say
 from penstock.core.cluster import ClusterSpec
 from penstock.core.errors import UserError
 from penstock.core.host.stopping import listening

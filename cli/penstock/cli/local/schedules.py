@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.cli.manifests import SCHEDULE_SUFFIX, Warn, import_schedule
-from penstock.cli.output import terminal_width
+from penstock.cli.output import Lines, terminal_width
 from penstock.core.invariants import prove
 from penstock.core.layout import SlotKind
 from penstock.core.schedule import Schedule, parse_schedule
@@ -16,9 +15,6 @@ from penstock.planner.order import to_schedule
 from penstock.planner.passes.rounds import can_join
 from penstock.planner.schedules.registry import find
 from penstock.view.text import schedule_text
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_slices: int, warn: Warn) -> Schedule:
@@ -49,7 +45,7 @@ def _one_byte_each(kind: SlotKind, stage: int, tokens: int) -> int:
     return 1
 
 
-def schedule_lines(schedule: Schedule) -> list[RenderableType]:
+def schedule_lines(schedule: Schedule) -> Lines:
     """Return the grid, and the legend of its letters."""
     last = schedule.num_remainder_slices
     heading = (

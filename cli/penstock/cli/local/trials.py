@@ -17,7 +17,8 @@ from pathlib import Path
 from penstock.agent.local_launch import holding
 from penstock.agent.metrics import MetricsFollower
 from penstock.agent.workers import LocalWorkers, Workers, end, require_success
-from penstock.cli.output import say, working
+from penstock.cli.lines import working
+from penstock.cli.output import say
 from penstock.core.errors import RunError, UserError
 from penstock.core.explanation import Explanation, Trial
 from penstock.core.host.stopping import StopRequests, listening
