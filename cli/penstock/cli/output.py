@@ -82,7 +82,7 @@ def table(*columns: str | Column, **options: Any) -> Table:
 
 
 def text(*parts: str | tuple[str, str]) -> Text:
-    """Return a text of parts, each plain or with its style."""
+    """Join parts, each a plain string or one with its style."""
     from rich.text import Text
 
     return Text.assemble(*parts)
