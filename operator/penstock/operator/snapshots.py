@@ -3,8 +3,9 @@
 An object is read once, when it arrives. The cache holds the pods of a thousand jobs, and not all of their fields.
 
 Controllers, schedulers and kubelets date transitions by clocks of their own machines, which may differ from the
-operator's. So the cache replaces these times by those at which it first had the transition (`observed_child`, `observed_node`):
-all limits count by the operator's clock, and begin again when it restarts. One foreign time is used, `End.at`.
+operator's. So the cache replaces these times by those at which it first had the transition (`observed_child` and
+`observed_node`): all limits count by the operator's clock, and begin again when it restarts. One foreign time is used,
+`End.at`.
 """
 
 from __future__ import annotations
