@@ -56,7 +56,7 @@ def _never() -> bool:
 class Runtime:
     """Runs steps of ``plan`` on one rank.
 
-    ``rank`` is the global rank (`penstock.trainer.comm.Mesh`). ``stages`` and ``optimizers`` are those of this rank, by
+    ``rank`` is the global rank (`penstock.core.mesh.Mesh`). ``stages`` and ``optimizers`` are those of this rank, by
     stage number. ``transport`` connects it to the other ranks. The current step and instruction are written to
     ``cursor``. ``stop_requested`` is called once a step, and one true result stops all ranks after the same step.
     ``notice`` is called once a step on the first rank, whose result is in the `Totals` of all ranks.
