@@ -280,22 +280,36 @@ class TestClocks:
             num_read.append(len(rows))
             return rows
 
-        monkeypatch.setattr(reporter, "reported_rows", counting)
+        monkeypatch.setattr(reporter.reports, "reported_rows", counting)
         steps_on_cluster(here, here, uid_of(job), range(3), 0.5)
         here.fake.touch(job, phase="Succeeded")
         for _ in range(200):
             here.turn(0.5)
         assert num_read[:3] == [1] * 3
-        assert num_read[-60:] == [0] * 60
+        assert num_read[-60:].count(1) == 3, "every ten seconds"
+        assert num_read[-60:].count(0) == 57
 
-    def test_a_job_that_begins_and_ends_between_two_turns(self, here: OnCluster) -> None:
-        """The apiserver was slow, or another service had the Lease."""
+    @pytest.mark.parametrize("seconds", [0.5, 10.0])
+    def test_a_job_that_begins_and_ends_between_two_turns(self, here: OnCluster, seconds: float) -> None:
+        """The job is short, the apiserver was slow, or another service had the Lease."""
         here.turn(0.5)
         job = running(here)
         here.send(POD, step_records(uid_of(job), range(3)))
         here.fake.touch(job, phase="Succeeded")
         here.mirror()
-        here.turn(10.0)
+        for _ in range(int(10.0 / seconds)):
+            here.turn(seconds)
+        assert here.progress()["step"] == 3
+
+    def test_a_first_report_after_the_job_s_end(self, here: OnCluster) -> None:
+        job = running(here)
+        here.turn(0.5)
+        here.fake.touch(job, phase="Failed")
+        here.mirror()
+        here.turn(0.5)
+        here.send(POD, step_records(uid_of(job), range(3)))
+        for _ in range(20):
+            here.turn(0.5)
         assert here.progress()["step"] == 3
 
 

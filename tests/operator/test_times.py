@@ -107,13 +107,15 @@ def test_a_restarted_operator_begins_a_wait_for_places_again_by_its_own_clock(
     assert (operating.status(uid).attempt, operating.status(uid).ranks) == (2, 1)
 
 
+@pytest.mark.parametrize("node_ahead", [3_600.0, 0.0, -3_600.0])
 @pytest.mark.parametrize("ahead", [3_600.0, 0.0, -3_600.0])
-def test_a_pod_that_ends_for_the_loss_of_a_node_is_no_failure_by_any_kubelet_s_clock(
-    operating: Operating, ahead: float
+def test_a_pod_that_ends_for_the_loss_of_a_node_is_no_failure_by_any_clock(
+    operating: Operating, ahead: float, node_ahead: float
 ) -> None:
+    """Neither by the kubelet's, which dates the end, nor by the node controller's, which dates the loss."""
     uid = running(operating)
     operating.now += 100.0
-    operating.kube.add_node("west", ready=False, at=operating.now)
+    operating.kube.add_node("west", ready=False, at=operating.now - node_ahead)
     operating.kube.end_pod(0, code=1, word="lost a peer", at=operating.now - ahead)
     operating.turn()
     status = operating.status(uid)

@@ -5,6 +5,7 @@ Nothing is sent here. For most functions the clients have a method with the same
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,16 @@ class Call(Generic[T]):
     query: Mapping[str, Any] = field(default_factory=dict)
     json: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> bytes | None:
+        """The body. It is ASCII, so that the service can say where a string is not valid Unicode."""
+        return None if self.json is None else json.dumps(self.json).encode()
+
+    @property
+    def all_headers(self) -> Mapping[str, str]:
+        """The headers, with that of a body."""
+        return self.headers if self.json is None else {**self.headers, "Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,7 +254,7 @@ class Retries:
         else:
             problem, retry_after = _unreachable(self.server, str(failure)), ""
         if problem.status not in TRY_AGAIN or self.failures >= MOST_TRIES:
-            raise problem from failure
+            raise problem from None
         if retry_after.isdecimal():
             return float(min(int(retry_after), 60))
         return float(min(FIRST_PAUSE_SECONDS * 2 ** (self.failures - 1), LONGEST_PAUSE_SECONDS))

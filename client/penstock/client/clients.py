@@ -31,14 +31,14 @@ class _Sent(Generic[P, T]):
         self._call, self.__doc__ = call, call.__doc__
 
     @overload
-    def __get__(self, client: None, owner: type) -> Self: ...
+    def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
     @overload
     def __get__(self, client: Client, owner: type) -> Callable[P, T]: ...
     @overload
     def __get__(self, client: AsyncClient, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, client: Any, owner: type) -> Any:
         if client is None:
-            return self
+            return lambda client, *args, **kwargs: client.send(self._call(*args, **kwargs))
 
         @functools.wraps(self._call)
         def send(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -184,7 +184,7 @@ class Client(_Methods):
         while True:
             try:
                 answer = self._http.request(
-                    call.method, call.path, params=call.query, json=call.json, headers=call.headers
+                    call.method, call.path, params=call.query, content=call.content, headers=call.all_headers
                 )
                 return call.read(answer.json())
             except FAILURES as failure:
@@ -304,7 +304,7 @@ class AsyncClient(_Methods):
         while True:
             try:
                 answer = await self._http.request(
-                    call.method, call.path, params=call.query, json=call.json, headers=call.headers
+                    call.method, call.path, params=call.query, content=call.content, headers=call.all_headers
                 )
                 return call.read(answer.json())
             except FAILURES as failure:

@@ -10,7 +10,7 @@ the age is taken from the wall clock once, is 0 at least, and from then on grows
 time in the future by a clock that went back counts as now, and what is due after a duration is due after that duration
 at the latest.
 
-An observer whose times are all on one clock, as the operator's and those of a cluster's objects, has a
+An observer whose times are all on one clock, as the operator's, has a
 `penstock.core.host.clocks.SlewedClock` instead: the time of day, which never goes back and makes up for a correction
 over ten times its length.
 

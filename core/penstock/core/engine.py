@@ -39,7 +39,8 @@ Example of a service that is killed. ``enter``, ``launch`` and so on are calls o
     Recovering for 0.4 s of 1 s           Wait                             none; next step in 0.6 s
 
 Deadlines and the time to live of a finished job are by the clock of the call. A stored time in the future counts as
-now, so nothing is due later than its full duration from now.
+now, so a step never waits for longer than the full duration. So that waits also end, backends store such times again as
+now, or count by a clock that does not jump (`penstock.core.clocks`).
 
 Complexity. A step is one observation, or two by rule 4, and constant work.
 

@@ -30,6 +30,7 @@ from penstock.operator.snapshots import (
     PodSnapshot,
     RanksJobSnapshot,
     observed_child,
+    observed_node,
 )
 
 log = logging.getLogger(__name__)
@@ -254,7 +255,7 @@ class Cache:
         self, kind: type[ChildSnapshot], listed: Iterable[ChildSnapshot], version: int, job: JobSnapshot | None = None
     ) -> None:
         """Cache these, which are all objects of the kind at ``version``, of one job or of all."""
-        known = self._children[kind]
+        known, listed = self._children[kind], list(listed)
         with self._lock:
             children = [self._observed(child) for child in listed]
             for child in children:
@@ -276,7 +277,7 @@ class Cache:
 
     def put_node(self, node: NodeSnapshot) -> None:
         """Cache the node; a change notifies the jobs that have pods on it."""
-        self._change_nodes(lambda nodes: {**nodes, node.name: node})
+        self._change_nodes(lambda nodes: {**nodes, node.name: observed_node(node, nodes.get(node.name), self._clock())})
 
     def remove_node(self, name: str) -> None:
         """Drop an object that was deleted from the cluster."""
@@ -284,8 +285,10 @@ class Cache:
 
     def replace_nodes(self, nodes: Iterable[NodeSnapshot]) -> None:
         """Cache these, which are all nodes."""
-        current = {node.name: node for node in nodes}
-        self._change_nodes(lambda nodes: current)
+        current, now = {node.name: node for node in nodes}, self._clock()
+        self._change_nodes(
+            lambda before: {name: observed_node(node, before.get(name), now) for name, node in current.items()}
+        )
 
     def _change_nodes(self, change: Callable[[Mapping[str, NodeSnapshot]], Mapping[str, NodeSnapshot]]) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -179,11 +180,15 @@ class Controller:
         gauges.in_flight.set_function(lambda: self._queue.num_in_flight)
         gauges.plans.labels("working").set_function(lambda: self._planning.num_working)
         gauges.plans.labels("waiting").set_function(lambda: self._planning.num_waiting)
-        gauges.lease_held.set_function(lambda: bool(self._is_lease_held))
+        gauges.lease_held.set_function(self._lease_held)
         for phase in Phase:
             gauges.jobs.labels(phase.value).set_function(functools.partial(self._num_jobs, phase))
         for watcher in self._watchers:
             gauges.watch_ages.labels(watcher.name).set_function(functools.partial(_silent_seconds, watcher))
+
+    def _lease_held(self) -> float:
+        """1 or 0; no number before the first look, which an alert would take for a lost Lease."""
+        return math.nan if self._is_lease_held is None else float(self._is_lease_held)
 
     def _num_jobs(self, phase: Phase) -> int:
         return sum(job.status.phase is phase for job in self.cache.jobs())

@@ -86,7 +86,7 @@ def without_future(status: JobStatus, now: float) -> JobStatus:
 
     They were written by an operator whose clock was ahead of this one's. Stored again, they make nothing due later than
     its full duration from now; a limit that counted from now at every step would never be reached. Other times of
-    conditions only order jobs that wait, and stay.
+    conditions only order jobs that wait, and stay. Jobs in line whose phases began in the future lose their order.
     """
 
     def past(at: float | None) -> float | None:

@@ -106,8 +106,7 @@ class Following:
         """Write reports to the cluster, once the mirror is synced."""
         watcher = self._watcher
         if self._lease.held and watcher is not None and watcher.synced.is_set():
-            with _surviving("reporting to the jobs"):
-                self._reporter.run_once()
+            self._reporter.run_once()
 
     def close(self) -> None:
         """Stop, and release the Lease, so that another service continues at once."""
@@ -123,7 +122,7 @@ class Following:
 
 @contextmanager
 def _surviving(what: str) -> Iterator[None]:
-    """Log errors instead of raising them: an error would end the thread unnoticed."""
+    """Log errors instead of raising them: what follows has to run in any case."""
     try:
         yield
     except Exception:

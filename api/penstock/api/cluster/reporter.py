@@ -4,7 +4,8 @@ Both are derived from the store and the cluster's objects. So any of several ser
 any may be killed at any time: the next holder of the Lease continues.
 
 No decision compares times of two clocks, or times before and after a jump of one. A turn reads the reports of all
-unfinished jobs, and those that differ from the last turn's are new. Intervals are by this process's monotonic clock.
+unfinished jobs, now and then of all jobs. Those that differ from what was read before are new. Intervals are by this
+process's monotonic clock.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ log = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0
 """Minimum interval of a job's progress reports, except for urgent ones."""
 
-GAP_SECONDS = 5.0
-"""Seconds without a turn after which the next one reads the reports of finished jobs too. No job begins and ends, and
-reports, in less.
+WHOLE_SECONDS = 10.0
+"""Interval of turns that read the reports of all jobs. Other turns miss a finished job that had not reported before its
+end, as one that ended between two turns, or whose pod reports late.
 """
 
 LATE_SECONDS = 60.0
-"""Seconds after its end for which a job's reports are read: pods may still report while they are ended."""
+"""Seconds after its end for which the reports of a job that had reported before are read in every turn."""
 
 MOST_OTHERS = 500
 """Jobs that are read by uid; if there are more, all are read. Databases limit the number of parameters."""
@@ -71,7 +72,7 @@ class Reporter:
     ) -> None:
         self._store, self._kube, self._mirror, self._seconds = store, kube, mirror, seconds
         self._rows: dict[str, AnyRow] = {}
-        self._read_at = -math.inf
+        self._whole_at = -math.inf
         self._ended_at: dict[str, float] = {}
         self._waiting: set[str] = set()
         self._last: dict[str, tuple[float, JobProgress]] = {}
@@ -132,18 +133,19 @@ class Reporter:
         self._last = {uid: last for uid, last in self._last.items() if now - last[0] < REMEMBERED_SECONDS}
 
     def _new_reports(self, now: float) -> list[Report]:
-        """Return reports that differ from the last turn's, and those that wait for a write."""
+        """Return reports that differ from those read before, and those that wait for a write."""
         cluster, before, others = self._mirror.cluster, self._rows, self._waiting | self._ended_at.keys()
-        is_full = now - self._read_at > GAP_SECONDS or len(others) > MOST_OTHERS
+        is_whole = now - self._whole_at >= WHOLE_SECONDS or len(others) > MOST_OTHERS
 
         def read(connection: Connection) -> tuple[dict[str, AnyRow], list[Report]]:
-            rows = reports.reported_rows(connection, cluster, None if is_full else others)
+            rows = reports.reported_rows(connection, cluster, None if is_whole else others)
             is_new = (uid in self._waiting or row != before.get(uid) for uid, row in rows.items())
             return rows, reports.reports(connection, [*compress(rows.values(), is_new)])
 
-        self._rows, new = self._store.read(read)
-        self._read_at = self._seconds()
-        ended = _unfinished(before) - _unfinished(self._rows)
+        rows, new = self._store.read(read)
+        self._rows = rows if is_whole else before | rows
+        self._whole_at = now if is_whole else self._whole_at
+        ended = _unfinished(before) - _unfinished(rows)
         late = {uid: at for uid, at in self._ended_at.items() if now - at < LATE_SECONDS}
         self._ended_at = late | dict.fromkeys(ended, now)
         return new

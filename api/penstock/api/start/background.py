@@ -78,6 +78,9 @@ def _repeating(
             began = time.monotonic()
             try:
                 do(ending)
+            except SQLAlchemyError as error:
+                reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
+                log.warning("%s: the database does not answer: %s; retrying in %.1f s", name, reason, seconds)
             except Exception:  # of any kind: the thread would end unnoticed
                 log.exception("%s: unexpected failure; retrying in %.1f s", name, seconds)
             took = time.monotonic() - began

@@ -313,7 +313,7 @@ deliveries = Table(
     metadata,
     Column("uid", String(UID_LENGTH), ForeignKey("jobs.uid", ondelete="CASCADE"), primary_key=True),
     Column("tries", Integer, nullable=False),
-    Column("next_try_at", Double, nullable=False),  # no service tries before
+    Column("next_try_at", Double, nullable=False),  # by the clock of the service that tried last
     Column("delivered_at", Double),
 )
 

@@ -14,7 +14,7 @@ metadata = sa.MetaData()
 
 def upgrade() -> None:
     """Create the tables."""
-    metadata.create_all(op.get_bind())
+    metadata.create_all(op.get_bind(), checkfirst=False)  # a table of another owner is an error
 
 
 sa.Table(
