@@ -23,6 +23,7 @@ from penstock.planner.fit import measured_cost
 from penstock.planner.launches import launched_shares
 from penstock.planner.measured import problem_from_profile
 from penstock.planner.order import FORWARD
+from penstock.planner.outlines import outlines
 from penstock.planner.problem import Mesh, Problem
 from penstock.planner.stagecost import UnitTable, stage_costs
 from penstock.planner.tables import unit_tables
@@ -172,3 +173,13 @@ def test_a_plan_has_fewer_slices_where_launches_dominate() -> None:
     assert recorded.plan.slices == fast.plan.slices, "graphs hide the launches"
     unaware = planned(1e-3, 3000, slices=fast.plan.slices)
     assert slow.chosen.step_ns < unaware.chosen.step_ns / 2
+
+
+def test_an_older_profile_has_a_graph_for_every_action_also_in_estimates() -> None:
+    def estimates(launch_seconds: float) -> list[int]:
+        made = cuda_profile(launch_seconds)
+        older = dataclasses.replace(made, memory=dataclasses.replace(made.memory, graphs=()))
+        problem = problem_from_profile(job(sequence_length=64, global_batch=4), older)
+        return [outline.estimate_ns for outline in outlines(problem)]
+
+    assert estimates(1.0) == estimates(1e-9)

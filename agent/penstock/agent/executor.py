@@ -282,11 +282,11 @@ class Executor:
         """Keep the run: its loop ends before its time to live does, and its directory is the user's."""
 
     def _end_attempt(self) -> None:
-        attempt, self._attempt = self._attempt, None
-        if attempt is None:
+        if self._attempt is None:
             return
-        is_stopped = attempt.stop_requested or bool(self._requests.received)
-        attempt.kill()
+        is_stopped = self._attempt.stop_requested or bool(self._requests.received)
+        self._attempt.kill()
+        self._attempt = None
         has_succeeded = self._run.read_result().get("outcome") == "succeeded"
         has_failed = not is_stopped and not has_succeeded
         self._plan = self._replanner.end(has_failed=has_failed, has_succeeded=has_succeeded) or self._plan

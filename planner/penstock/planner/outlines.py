@@ -387,7 +387,9 @@ class _StageTimes:
         if most_bytes is not None:
             graph_bytes = np.zeros((mesh.pp, len(self.work.counts)))
             np.add.at(graph_bytes, list(self.owners), unit_counts(problem.model, self.stages) @ self.work.graph_bytes())
-            launched = np.maximum(1 - most_bytes / np.maximum(mesh.num_by_work * graph_bytes, 1), 0)[list(self.owners)]
+            of_ranks = mesh.num_by_work * graph_bytes
+            launched = np.maximum(1 - most_bytes / np.maximum(of_ranks, 1), 0) * (of_ranks > 0)
+            launched = launched[list(self.owners)]
         totals, largest = self.totals + launched * self.late_totals, self.largest + launched * self.late_largest
         return replace(self, totals=totals, largest=largest)
 

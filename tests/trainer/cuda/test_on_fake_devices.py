@@ -217,9 +217,10 @@ print(json.dumps({
 
 JOINING = """
 import os, torch, torch.distributed as dist
+from penstock.core.mesh import Mesh
 from penstock.core.model import Family
 from penstock.planner.compile import program_of
-from penstock.trainer.comm import Mesh, ProcessGroups, open_transport
+from penstock.trainer.comm import ProcessGroups, open_transport
 from tests.support.small_plans import small_plan
 
 rank = int(os.environ["RANK"])

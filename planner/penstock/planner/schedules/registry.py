@@ -119,8 +119,8 @@ SPLITTING = frozenset(row.name for row in _ROWS if row.splits_backward)
 REPEATING = frozenset(row.name for row in _ROWS if row.repeats)
 LIKE_1F1B = frozenset(row.name for row in _ROWS if row.is_like_1f1b)
 
-SEARCHED = tuple(row.name for row in _ROWS if row.is_searched and not row.is_virtual)
-SEARCHED_VIRTUAL = tuple(row.name for row in _ROWS if row.is_searched and row.is_virtual)
+SEARCHED = tuple(row.name for row in _ROWS if row.is_searched and row.stages_per_rank == 1)
+SEARCHED_VIRTUAL = tuple(row.name for row in _ROWS if row.is_searched and row.stages_per_rank > 1)
 """Schedules that the search tries, with one stage and with several stages per rank."""
 
 
