@@ -39,17 +39,18 @@ class HttpPost:
     """
 
     def __init__(self, address_file: Path, token_file: Path) -> None:
+        import httpx
+
+        self._failures = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, UserError)
         self._address_file, self._token_file = address_file, token_file
         self._address: Address | None = None
         self._client: httpx.Client | None = None
 
     def __call__(self, body: bytes) -> Reply:
-        import httpx
-
         try:
             bearer = {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
             answer = self._connected().post("/v1/ingest", content=body, headers={**_HEADERS, **bearer})
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, UserError) as error:
+        except self._failures as error:
             self.close()
             return Reply(status=0, detail=str(error))
         return _read(answer)
