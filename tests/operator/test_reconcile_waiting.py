@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from penstock.core.errors import UserError
 from penstock.core.lifecycle import AttemptState, Phase
 from penstock.core.status import ConditionStatus, ConditionType
 from penstock.kube.names import QUEUE_LABEL, STOP_ANNOTATION
 from penstock.kube.resources import JOBSETS, PODS
 from penstock.kube.transport import KubeError
+from penstock.operator import reconcile
 from penstock.planner.budget import Budget
 from penstock.planner.decide import decide
 from penstock.planner.worker.protocol import Answer
@@ -209,6 +213,16 @@ class TestWaiting:
             assert (status.phase, status.reason) == (Phase.FAILED, "NoPlan")
             assert condition(operating, uid, ConditionType.PLANNED) == (ConditionStatus.FALSE, "NoPlan")
         assert len(planner.asked) == 1
+
+    def test_a_request_that_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(**parts: Any) -> None:
+            raise UserError(what="is of another model", where="profile", remedy="measure again")
+
+        monkeypatch.setattr(reconcile, "PlanningRequest", refuse)
+        operating = Operating(FakePlanner())
+        status = operating.status(self.planned(operating, "one"))
+        assert (status.phase, status.reason) == (Phase.FAILED, "NoPlan")
+        assert status.message.startswith("profile: is of another model")
 
     def test_a_failure_of_the_planning_process_does_not_fail_later_jobs(self) -> None:
         planner = FakePlanner(LATE)

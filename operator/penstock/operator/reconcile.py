@@ -159,6 +159,8 @@ class Reconciler:
 
         A request outlives its attempt's end, which may fail to be written: the attempt then must not plan again.
         """
+        self._plan_mistakes: dict[str, tuple[int, str]] = {}
+        """Why no plan can be requested for a job's attempt."""
         self._measurements = Measurements(cache, actions)
         self._outdated_since: dict[str, float] = {}
 
@@ -191,6 +193,7 @@ class Reconciler:
 
     def _forget(self, uid: str) -> None:
         self._plan_keys.pop(uid, None)
+        self._plan_mistakes.pop(uid, None)
         self._outdated_since.pop(uid, None)
         self._measurements.forget(uid)
         self._agents.forget(uid)
@@ -338,8 +341,13 @@ class Reconciler:
         return key if attempt == draft.status.attempt else None
 
     def _plan_step(self, draft: _Draft) -> tuple[Step, str]:
+        if draft.status.phase not in (Phase.PLANNING, Phase.BINDING):
+            return Step.MISSING, ""
+        attempt, mistake = self._plan_mistakes.get(draft.snapshot.uid, (0, ""))
+        if attempt == draft.status.attempt:
+            return Step.FAILED, mistake
         key = self._plan_key(draft)
-        if draft.status.phase not in (Phase.PLANNING, Phase.BINDING) or key is None:
+        if key is None:
             return Step.MISSING, ""
         step, answer = self._planning.status(key)
         return step, answer.error if answer is not None else ""
@@ -424,27 +432,30 @@ class Reconciler:
         """Request a plan. Equal requests of many jobs have equal keys: a request does not contain the job's name."""
         if self._has_published(draft):
             return
+        try:
+            question = self._question(draft)
+        except UserError as mistake:
+            self._plan_mistakes[draft.snapshot.uid] = (draft.status.attempt, str(mistake))
+            return
+        if question is not None:
+            key = self._planning.request(question, draft.snapshot.namespace)
+            self._plan_keys[draft.snapshot.uid] = (draft.status.attempt, key)
+
+    def _question(self, draft: _Draft) -> PlanningRequest | None:
+        """The request for the attempt's plan, which is refused if the job cannot be planned; none if its measurement
+        proves to be lost.
+        """
         known, spec = draft.status.profile, draft.spec
-        if known is None:
-            remedy = "delete the job and apply it again: another writer removed the field from the status"
-            raise UserError(
-                what="is missing, so there is no measurement to plan by", where="status.profile", remedy=remedy
-            )
+        assert known is not None, "the life cycle plans once there is a measurement"
         try:
             profile = self._actions.profile(draft.snapshot.namespace, known.ref)
         except UserError as lost:
             self._measurements.lose(draft.facts, known.ref, str(lost))
-            return
-        try:
-            resources = replace(spec.resources, ranks=draft.status.ranks)
-            planned = replace(spec, resources=resources, kubernetes=KubernetesSpec())
-            planned = planned.to_plan(has_checkpoint=draft.status.checkpoint is not None)
-            question = PlanningRequest(spec=planned, profile=profile)
-        except UserError as mistake:
-            self._enter(draft, SetPhase(Phase.FAILED, "NoPlan", str(mistake)), self._clock())
-            return
-        key = self._planning.request(question, draft.snapshot.namespace)
-        self._plan_keys[draft.snapshot.uid] = (draft.status.attempt, key)
+            return None
+        resources = replace(spec.resources, ranks=draft.status.ranks)
+        planned = replace(spec, resources=resources, kubernetes=KubernetesSpec())
+        planned = planned.to_plan(has_checkpoint=draft.status.checkpoint is not None)
+        return PlanningRequest(spec=planned, profile=profile)
 
     def _has_published(self, draft: _Draft) -> bool:
         """Whether an earlier operator published a plan and ended while it bound the pods.
