@@ -68,7 +68,8 @@ def component_of(module: str) -> str:
 def _lines_in_functions(folders: Mapping[str, Path], module: str) -> set[int]:
     _, component, *rest = module.split(".")
     path = folders[component].joinpath(*rest)
-    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    package = path / "__init__.py"
+    text = (package if package.exists() else path.with_suffix(".py")).read_text()
     functions = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
     return {line for each in functions for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)}
 
