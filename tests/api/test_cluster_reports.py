@@ -15,8 +15,8 @@ from sqlalchemy import Connection, update
 from starlette.testclient import TestClient
 
 from penstock.api.app import create_app
-from penstock.api.cluster import reporter
 from penstock.api.settings import REVIEWS
+from penstock.api.store import reports
 from penstock.api.store.plans import keep_plan
 from penstock.api.store.reports import AnyRow, reported_rows
 from penstock.api.store.schema import measurements
@@ -280,7 +280,7 @@ class TestClocks:
             num_read.append(len(rows))
             return rows
 
-        monkeypatch.setattr(reporter.reports, "reported_rows", counting)
+        monkeypatch.setattr(reports, "reported_rows", counting)
         steps_on_cluster(here, here, uid_of(job), range(3), 0.5)
         here.fake.touch(job, phase="Succeeded")
         for _ in range(200):
