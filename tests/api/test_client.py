@@ -55,6 +55,18 @@ def test_a_job_from_submission_to_deletion(client: Client) -> None:
     assert [event.number for event in client.events(TINY, after=2)] == [3, 4]
 
 
+def test_a_method_of_the_class_takes_the_client(client: Client) -> None:
+    made = client.submit(JOB)
+    assert Client.get(client, TINY) == made
+
+
+def test_a_string_that_is_not_unicode_is_refused_by_the_service(client: Client) -> None:
+    client.submit(JOB)
+    with pytest.raises(ServiceError, match="name") as caught:
+        client.retry(TINY, name="\ud800")
+    assert caught.value.status == 422
+
+
 def test_a_change_of_a_job_that_changed_meanwhile_is_refused(client: Client) -> None:
     read = client.submit(JOB)
     client.suspend(TINY, etag=read.etag)

@@ -60,7 +60,6 @@ def _interleaved_zb(inputs: ScheduleInputs) -> Order:
 
 
 _FIXED: dict[str, Any] = {"version": 1, "uses_costs": False}
-_SEARCHED: dict[str, Any] = {"is_searched": True, "is_virtual": True}
 _WAVES: dict[str, Any] = {"uses_costs": True, "splits_backward": True, "place": in_waves, "stages_per_rank": 2}
 _LOOPS: dict[str, Any] = {"place": looped, "stages_per_rank": 2}
 
@@ -90,7 +89,7 @@ BUILT_IN = {
             repeats=True,
             usual="zb-h1",
         ),
-        Generator(name="zbv", version=2, generate=_zbv, **_SEARCHED, **_WAVES),
+        Generator(name="zbv", version=2, generate=_zbv, is_searched=True, is_virtual=True, **_WAVES),
         Generator(name="v-half", version=1, generate=_v_half, **_WAVES),
         Generator(name="v-min", version=1, generate=_v_min, **_WAVES),
         Generator(name="interleaved-1f1b", generate=_interleaved_1f1b, is_virtual=True, **_FIXED, **_LOOPS),
@@ -100,7 +99,8 @@ BUILT_IN = {
             generate=_interleaved_zb,
             uses_costs=True,
             splits_backward=True,
-            **_SEARCHED,
+            is_searched=True,
+            is_virtual=True,
             **_LOOPS,
         ),
     )
